@@ -1,0 +1,66 @@
+"""The frozen record of one experiment. `configs/*.py` build it with get_config(); run.py overrides its fields by name."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from coevo_jax.config.learn import AdvantageConfig, LossConfig, OptimizerConfig, UpdateConfig
+from coevo_jax.config.model import GeneratorConfig, JudgeConfig, MeshConfig, ModelConfig, SamplerConfig, Sampling
+from coevo_jax.config.system import (
+    CompatConfig,
+    DataConfig,
+    PairConfig,
+    RubricConfig,
+    RunConfig,
+    ScheduleConfig,
+    WarmupConfig,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """Everything a run depends on, except the code."""
+
+    name: str = "experiment"
+    seed: int = 1
+    policy: ModelConfig = ModelConfig()
+    generator: GeneratorConfig = GeneratorConfig()
+    judge: JudgeConfig = JudgeConfig()
+    answer: Sampling = Sampling(max_new_tokens=64)
+    rubric_sampling: Sampling = Sampling(max_new_tokens=128)
+    question_sampling: Sampling = Sampling(temperature=0.3, max_new_tokens=64)
+    data: DataConfig = DataConfig()
+    rubric: RubricConfig = RubricConfig()
+    pairs: PairConfig = PairConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    warmup: WarmupConfig = WarmupConfig()
+    advantage: AdvantageConfig = AdvantageConfig()
+    loss: LossConfig = LossConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    update: UpdateConfig = UpdateConfig()
+    sampler: SamplerConfig = SamplerConfig()
+    mesh: MeshConfig = MeshConfig()
+    run: RunConfig = RunConfig()
+    compat: CompatConfig = CompatConfig()
+
+
+__all__ = [
+    "AdvantageConfig",
+    "CompatConfig",
+    "DataConfig",
+    "Experiment",
+    "GeneratorConfig",
+    "JudgeConfig",
+    "LossConfig",
+    "MeshConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "PairConfig",
+    "RubricConfig",
+    "RunConfig",
+    "SamplerConfig",
+    "Sampling",
+    "ScheduleConfig",
+    "UpdateConfig",
+    "WarmupConfig",
+]

@@ -1,0 +1,89 @@
+"""Records: data, rubrics, pairs, schedule, warm-up, run folder and compat switches. Imports no JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+    """prompts: a JSONL or Parquet path, 'demo' (bundled), 'tiny' (small world), 'reasoning_gym:TASK', or a mixture 'a.jsonl:0.7,b.jsonl:0.3'."""
+
+    prompts: str = "demo"
+    prompt_column: str = "prompt"
+    max_prompt_tokens: int = 256
+    over_limit: str = "filter"  # filter | refuse
+    heldout: int = 0  # prompts set aside (the last ones of the seed's order)
+
+
+@dataclasses.dataclass(frozen=True)
+class RubricConfig:
+    """Rubric writing and its reward (EvoLM section 3; alpha = 0.7)."""
+
+    prompt: str = "rubric_dealbreaker"  # rubric_long | rubric_dealbreaker, or a path to a template file
+    schema: str = "json_criteria"
+    reward: str = "margin"  # margin | binary | separation | log_sigmoid
+    separation_weight: float = 0.3
+    alpha: float = 0.7  # alpha * reward + (1 - alpha) * format
+    min_criteria: int = 2
+    max_criteria: int = 0  # 0 = no limit
+    weight_tolerance: float = 0.15
+    retry_temperatures: tuple[float, ...] = (0.6, 0.3, 0.1)  # policy phase: further tries of an invalid rubric
+
+
+@dataclasses.dataclass(frozen=True)
+class PairConfig:
+    """Where preference pairs come from. mixture: weights of temporal, inferred, conditioned."""
+
+    temporal: float = 1.0
+    inferred: float = 0.0
+    conditioned: float = 0.0
+    min_gap: int = 20  # policy updates between the stored and the fresh answer
+    max_gap: int = 100  # 0 = no upper bound
+    per_slot: int = 128  # answers the buffer holds for each prompt slot
+    on_empty: str = "nearest"  # no stored answer fits the gap: nearest (counted) | drop
+
+
+@dataclasses.dataclass(frozen=True)
+class ScheduleConfig:
+    """order: alternate (policy then rubric, K updates each) | generator_first | policy_only | generator_only."""
+
+    order: str = "alternate"
+    cycles: int = 10
+    k: int = 50
+    prompts: int = 64  # prompt slots of an update
+    group: int = 8  # samples a prompt
+    mode: str = "evolm"  # evolm | sft | verifiable
+    verifier: str = ""  # verifiable: dotted path 'module:function'
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmupConfig:
+    """Supervised first stage on chat data; updates = 0 skips it."""
+
+    updates: int = 0
+    data: str = "demo"  # chat JSONL, or 'demo' (bundled question and rubric examples), or 'tiny'
+    batch: int = 16
+    lr: float = 1e-4
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    save_every: int = 25  # updates
+    keep: int = 2
+    rollouts_every: int = 1  # updates between dumps
+    tensorboard: bool = False
+    compile_cache: str = ""  # folder; '' = the user cache
+
+
+@dataclasses.dataclass(frozen=True)
+class CompatConfig:
+    """Faults of the released EvoLM code, each off; a run with one on warns at start and marks its metrics rows (design.md 4.12)."""
+
+    train_rubric_prompt: str = ""  # another template for the trained prompt than the deployed one (released: rubric_long)
+    policy_rubric_temperature: float = 0.0  # released: 0.6; 0 = that of training
+    buffer_entries: int = 0  # released: one global FIFO of 2048
+    pack_mean: bool = False  # mean over a packed row, then over rows
+    failed_to_mean: bool = False  # a failed verdict takes its group's mean
+    top_p: float = 0.0  # released: 0.95 while the loss uses the full softmax; 0 = off

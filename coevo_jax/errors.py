@@ -1,0 +1,31 @@
+"""The one error style: what was wrong, where, what was expected, the nearest valid choice.
+
+`UserError` is for input a person can mend (files, flags, configs, data). run.py and the command-line tools print its text
+without a traceback and exit with code 2. Everything else is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Bad input. `what` happened, `where` (file, line, record, config key), what was `expected`, the `nearest` valid choice."""
+
+    def __init__(self, what: str, *, where: str = "", expected: str = "", nearest: str = ""):
+        self.what, self.where, self.expected, self.nearest = what, where, expected, nearest
+        lines = [what]
+        if where:
+            lines.append(f"  where:    {where}")
+        if expected:
+            lines.append(f"  expected: {expected}")
+        if nearest:
+            lines.append(f"  nearest:  {nearest}")
+        super().__init__("\n".join(lines))
+
+
+def nearest(name: str, choices: Iterable[str]) -> str:
+    """The valid choice closest in spelling to `name`, or '' when none is close."""
+    found = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)
+    return found[0] if found else ""

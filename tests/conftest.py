@@ -1,0 +1,26 @@
+"""Eight fake CPU devices and strict JAX flags, set before JAX is imported (design.md 6)."""
+
+import os
+import pathlib
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+if "--xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+REPO = pathlib.Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> pathlib.Path:
+    """The real data folder beside the checkout; skips where it is absent (COEVO_SHARED moves it)."""
+    folder = pathlib.Path(os.environ.get("COEVO_SHARED", REPO.parent / "shared")) / "data"
+    if not folder.is_dir():
+        pytest.skip(f"real data folder {folder} is absent")
+    return folder
