@@ -1,0 +1,183 @@
+"""One pure forward pass for the Llama-shaped family; the sampler reuses its block pieces so that the maths exist once.
+
+Axes: B batch, T time, S key positions, D model, H heads, K kv heads, d head width, F feed-forward, V vocabulary, L layers.
+Parameters are a nested dict; per-layer arrays are stacked on axis 0 and run by `lax.scan`. Compute dtype is that of the embeddings
+after `cast`; norms, softmax and logits are float32.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from coevo_jax.models.attention import packed_attention
+from coevo_jax.models.rope import rope_tables, rotate
+from coevo_jax.models.spec import ModelSpec
+
+Params = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class ParamInfo:
+    """Shape, logical axis names (mesh.py maps them to mesh axes) and the fan-in of the random start (0 = ones, -1 = zeros)."""
+
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    fan_in: int
+
+
+def param_shapes(spec: ModelSpec) -> dict[str, Any]:
+    """The parameter tree of an architecture, with ParamInfo leaves."""
+    L, D, H, K, d, F = spec.layers, spec.hidden_size, spec.heads, spec.kv_heads, spec.head_dim, spec.mlp_size
+    before, after = ("attn_norm", "mlp_norm") if spec.norm_placement == "pre" else ("post_attn_norm", "post_mlp_norm")
+    layers = {
+        before: ParamInfo((L, D), ("layers", "embed"), 0),
+        after: ParamInfo((L, D), ("layers", "embed"), 0),
+        "q": ParamInfo((L, D, H, d), ("layers", "embed", "heads", "head_dim"), D),
+        "k": ParamInfo((L, D, K, d), ("layers", "embed", "kv_heads", "head_dim"), D),
+        "v": ParamInfo((L, D, K, d), ("layers", "embed", "kv_heads", "head_dim"), D),
+        "o": ParamInfo((L, H, d, D), ("layers", "heads", "head_dim", "embed"), H * d),
+        "gate": ParamInfo((L, D, F), ("layers", "embed", "mlp"), D),
+        "up": ParamInfo((L, D, F), ("layers", "embed", "mlp"), D),
+        "down": ParamInfo((L, F, D), ("layers", "mlp", "embed"), F),
+    }
+    if spec.qkv_bias:
+        layers |= {
+            "q_bias": ParamInfo((L, H, d), ("layers", "heads", "head_dim"), -1),
+            "k_bias": ParamInfo((L, K, d), ("layers", "kv_heads", "head_dim"), -1),
+            "v_bias": ParamInfo((L, K, d), ("layers", "kv_heads", "head_dim"), -1),
+        }
+    if spec.qk_norm == "head":
+        layers |= {name: ParamInfo((L, d), ("layers", "head_dim"), 0) for name in ("q_norm", "k_norm")}
+    if spec.qk_norm == "full":
+        layers["q_norm"] = ParamInfo((L, H, d), ("layers", "heads", "head_dim"), 0)
+        layers["k_norm"] = ParamInfo((L, K, d), ("layers", "kv_heads", "head_dim"), 0)
+    tree: dict[str, Any] = {
+        "embed": ParamInfo((spec.vocab_size, D), ("vocab", "embed"), D),
+        "layers": layers,
+        "final_norm": ParamInfo((D,), ("embed",), 0),
+    }
+    if not spec.tied:
+        tree["unembed"] = ParamInfo((D, spec.vocab_size), ("embed", "vocab"), D)
+    return tree
+
+
+def init_params(key: jax.Array, spec: ModelSpec, dtype: Any = jnp.float32) -> Params:
+    """Random parameters: normal with std 1/sqrt(fan-in), norms at one, biases at zero."""
+    infos, treedef = jax.tree.flatten(param_shapes(spec), is_leaf=lambda x: isinstance(x, ParamInfo))
+    keys = jax.random.split(key, len(infos))
+
+    def leaf(key: jax.Array, info: ParamInfo) -> jax.Array:
+        if info.fan_in <= 0:
+            return jnp.full(info.shape, 1.0 if info.fan_in == 0 else 0.0, dtype)
+        return (jax.random.normal(key, info.shape, jnp.float32) / np.float32(np.sqrt(info.fan_in))).astype(dtype)
+
+    return jax.tree.unflatten(treedef, [leaf(k, i) for k, i in zip(keys, infos)])
+
+
+def cast(params: Params, dtype: Any) -> Params:
+    """Parameters in the compute dtype (a no-op where they have it)."""
+    return jax.tree.map(lambda p: p.astype(dtype), params)
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, eps: float, axes: int = 1) -> jax.Array:
+    """RMS norm in float32 over the last `axes` axes; `scale` has their shape."""
+    over = tuple(range(-axes, 0))
+    x32 = x.astype(jnp.float32)
+    normed = x32 * lax.rsqrt(jnp.mean(x32 * x32, axis=over, keepdims=True) + eps)
+    return (normed * lax.expand_dims(scale.astype(jnp.float32), range(x.ndim - scale.ndim))).astype(x.dtype)
+
+
+def embed(params: Params, tokens_BxT: jax.Array, dtype: Any) -> jax.Array:
+    """Token embeddings [B,T,D]."""
+    return jnp.take(params["embed"], tokens_BxT, axis=0).astype(dtype)
+
+
+def unembed(params: Params, spec: ModelSpec, hidden: jax.Array) -> jax.Array:
+    """Logits [...,V] in float32 of final hidden states [...,D] (already normalised)."""
+    if spec.tied:
+        return jnp.einsum("...D,VD->...V", hidden, params["embed"].astype(hidden.dtype), preferred_element_type=jnp.float32)
+    return jnp.einsum("...D,DV->...V", hidden, params["unembed"].astype(hidden.dtype), preferred_element_type=jnp.float32)
+
+
+def attention_inputs(
+    layer: Params, spec: ModelSpec, x_BxTxD: jax.Array, cos_BxTxh: jax.Array, sin_BxTxh: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Rotated q [B,T,H,d], rotated k [B,T,K,d] and v [B,T,K,d] of one layer."""
+    x = rms_norm(x_BxTxD, layer["attn_norm"], spec.norm_eps) if spec.norm_placement == "pre" else x_BxTxD
+    q, k, v = (jnp.einsum("BTD,DHd->BTHd", x, layer[name].astype(x.dtype)) for name in "qkv")
+    if spec.qkv_bias:
+        q, k, v = (y + layer[n][None, None].astype(y.dtype) for y, n in ((q, "q_bias"), (k, "k_bias"), (v, "v_bias")))
+    if spec.qk_norm != "none":
+        axes = 1 if spec.qk_norm == "head" else 2
+        q = rms_norm(q, layer["q_norm"], spec.norm_eps, axes)
+        k = rms_norm(k, layer["k_norm"], spec.norm_eps, axes)
+    return rotate(q, cos_BxTxh, sin_BxTxh), rotate(k, cos_BxTxh, sin_BxTxh), v
+
+
+def attention_output(layer: Params, spec: ModelSpec, x_BxTxD: jax.Array, attended_BxTxHxd: jax.Array) -> jax.Array:
+    """Residual stream after the attention block."""
+    y = jnp.einsum("BTHd,HdD->BTD", attended_BxTxHxd, layer["o"].astype(attended_BxTxHxd.dtype))
+    if spec.norm_placement == "post":
+        y = rms_norm(y, layer["post_attn_norm"], spec.norm_eps)
+    return x_BxTxD + y
+
+
+def mlp_block(layer: Params, spec: ModelSpec, x_BxTxD: jax.Array) -> jax.Array:
+    """Residual stream after the gated feed-forward block."""
+    x = rms_norm(x_BxTxD, layer["mlp_norm"], spec.norm_eps) if spec.norm_placement == "pre" else x_BxTxD
+    gate = jnp.einsum("BTD,DF->BTF", x, layer["gate"].astype(x.dtype))
+    up = jnp.einsum("BTD,DF->BTF", x, layer["up"].astype(x.dtype))
+    y = jnp.einsum("BTF,FD->BTD", jax.nn.silu(gate) * up, layer["down"].astype(x.dtype))
+    if spec.norm_placement == "post":
+        y = rms_norm(y, layer["post_mlp_norm"], spec.norm_eps)
+    return x_BxTxD + y
+
+
+def layer_constants(spec: ModelSpec) -> dict[str, jax.Array]:
+    """Per-layer data that travels through scan beside the weights: `window` [L] (0 = full) and `rope` [L] (variant of rope_tables)."""
+    windows = np.asarray(spec.window_of, np.int32)
+    variant = (windows > 0) if spec.unscaled_rope_in_windows and spec.rope_scaling else np.zeros_like(windows)
+    return {"window": jnp.asarray(windows), "rope": jnp.asarray(variant, jnp.int32)}
+
+
+REMAT_POLICIES = {
+    "none": None,
+    "dots": jax.checkpoint_policies.save_only_these_names("attended"),
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+
+def forward(
+    params: Params,
+    spec: ModelSpec,
+    tokens_BxT: jax.Array,
+    positions_BxT: jax.Array,
+    segment_ids_BxT: jax.Array,
+    *,
+    remat: str = "none",
+    attention: str = "xla",
+    dtype: Any = jnp.float32,
+) -> jax.Array:
+    """Final normalised hidden states [B,T,D]. Rows may be packed: attention stays inside equal segment ids, 0 is padding."""
+    x = embed(params, tokens_BxT, dtype)
+    cos, sin = rope_tables(spec, positions_BxT)
+
+    def block(x: jax.Array, scanned: tuple[Params, dict[str, jax.Array]]) -> tuple[jax.Array, None]:
+        layer, constants = scanned
+        q, k, v = attention_inputs(layer, spec, x, cos[constants["rope"]], sin[constants["rope"]])
+        window = constants["window"] if spec.windows else None
+        attended = packed_attention(q, k, v, positions_BxT, segment_ids_BxT, window, choice=attention)
+        x = attention_output(layer, spec, x, checkpoint_name(attended, "attended"))
+        return mlp_block(layer, spec, x), None
+
+    if remat != "none":
+        block = jax.checkpoint(block, policy=REMAT_POLICIES[remat], prevent_cse=False)
+    x, _ = lax.scan(block, x, (params["layers"], layer_constants(spec)))
+    return rms_norm(x, params["final_norm"], spec.norm_eps)
