@@ -7,7 +7,8 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """prompts: a JSONL or Parquet path, 'demo' (bundled), 'tiny' (small world), 'reasoning_gym:TASK', or a mixture 'a.jsonl:0.7,b.jsonl:0.3'."""
+    """prompts: a JSONL or Parquet path, 'demo' (bundled), 'tiny' (small world), 'reasoning_gym:TASK',
+    or a mixture 'a.jsonl:0.7,b.jsonl:0.3'."""
 
     prompts: str = "demo"
     prompt_column: str = "prompt"
@@ -42,6 +43,8 @@ class PairConfig:
     max_gap: int = 100  # 0 = no upper bound
     per_slot: int = 128  # answers the buffer holds for each prompt slot
     on_empty: str = "nearest"  # no stored answer fits the gap: nearest (counted) | drop
+    inference_prompt: str = "question_inference"  # template name or path, like rubric.prompt
+    conditioned_prompt: str = "conditioned_answer"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +82,7 @@ class RunConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CompatConfig:
-    """Faults of the released EvoLM code, each off; a run with one on warns at start and marks its metrics rows (design.md 4.12)."""
+    """Faults of the released EvoLM code, each off; a run with one on warns at start and marks its rows (design.md 4.12)."""
 
     train_rubric_prompt: str = ""  # another template for the trained prompt than the deployed one (released: rubric_long)
     policy_rubric_temperature: float = 0.0  # released: 0.6; 0 = that of training

@@ -1,0 +1,89 @@
+"""What a method may touch while it makes a batch: the config, text, engines, judge, data streams and the replay buffer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+from coevo_jax.config import Experiment, Sampling
+from coevo_jax.data import SlotStream
+from coevo_jax.judges import Judge
+from coevo_jax.preference.buffer import ReplayBuffer
+from coevo_jax.sampler import Completion, Engine, Request
+from coevo_jax.text.chat import ChatTokenizer
+from coevo_jax.text.parse import strip_reasoning
+from coevo_jax.text.prompts import render_prompt
+
+# What a request is for. Part of the identity of its noise, so the numbers never change.
+KINDS = {name: i for i, name in enumerate(["answer", "rubric", "policy_rubric", "accepted", "rejected", "infer", "pair_rubric", "judge"])}
+
+
+def request_id(kind: str, slot: int, attempt: int = 0, sample: int = 0, retry: int = 0) -> int:
+    """The identity of a request inside an update: below 2**56, unique for slot < 2**24, attempt and retry < 2**8, sample < 2**12."""
+    return (((KINDS[kind] << 8 | retry) << 8 | attempt) << 24 | slot) << 12 | sample
+
+
+@dataclasses.dataclass
+class Context:
+    """Host-side state of a run. `weights(role)` gives the published sampler weights of the role that answers or writes rubrics."""
+
+    cfg: Experiment
+    tokenizer: ChatTokenizer
+    engine: Engine
+    judge: Judge | None
+    streams: dict[str, SlotStream]
+    buffer: ReplayBuffer
+    weights: Callable[[str], Any]
+    progress: Callable[[str, int, int], None]
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Add the time of a block to `seconds[part]`; the loop moves it into the metrics row."""
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[part] = self.seconds.get(part, 0.0) + perf_counter() - start
+
+    def request(self, ids: list[int], n: int, kind: str, role: str, update: int, sampling: Sampling, **identity: int) -> Request:
+        """A sampler request whose noise is keyed by (seed, role, update, request id, sample, token)."""
+        top_p = self.cfg.compat.top_p or sampling.top_p
+        sampling = dataclasses.replace(sampling, top_p=top_p)
+        return Request(prompt=ids, n=n, role=role, update=update, request=request_id(kind, **identity), sampling=sampling)
+
+    def generate(self, role: str, requests: list[Request]) -> list[list[Completion]]:
+        """Completions of each request, by the current weights of `role`."""
+        if not requests:
+            return []
+        with self.timed("sample"):
+            return self.engine.generate(self.weights(role), requests, progress=lambda d, n: self.progress("sampling", d, n))
+
+    # Rendering: one function a text, so that what is trained is what is deployed (design.md 4.10).
+
+    def answer_prompt(self, question: str) -> list[int]:
+        cfg = self.cfg.policy
+        return self.tokenizer.render([{"role": "user", "content": question}], thinking=cfg.thinking, system=cfg.system_prompt)
+
+    def rubric_prompt(self, question: str, *, training: bool = False) -> list[int]:
+        name = self.cfg.compat.train_rubric_prompt if training else ""
+        messages = render_prompt(name or self.cfg.rubric.prompt, question=question)
+        return self._render(messages, self.cfg.generator.thinking)
+
+    def inference_prompt(self, answer: str) -> list[int]:
+        return self._render(render_prompt(self.cfg.pairs.inference_prompt, answer=answer), self.cfg.policy.thinking)
+
+    def conditioned_prompt(self, question: str, rubric: str) -> list[int]:
+        messages = render_prompt(self.cfg.pairs.conditioned_prompt, question=question, rubric=rubric)
+        return self._render(messages, self.cfg.policy.thinking)
+
+    def _render(self, messages: list[dict[str, str]], thinking: bool) -> list[int]:
+        system = messages[0]["content"] if messages[0]["role"] == "system" else self.cfg.policy.system_prompt
+        return self.tokenizer.render([m for m in messages if m["role"] != "system"], thinking=thinking, system=system)
+
+    def text(self, completion: Completion) -> str:
+        """What a reader sees of a completion: decoded, reasoning removed (nothing when it never closes)."""
+        return strip_reasoning(self.tokenizer.decode(completion.tokens.tolist())).strip()
