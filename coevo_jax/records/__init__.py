@@ -1,0 +1,1 @@
+"""What a run leaves behind: verdicts, metrics, rollouts, checkpoints and the run folder."""
