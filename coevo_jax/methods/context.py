@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from coevo_jax.config import Experiment, Sampling
 from coevo_jax.data import SlotStream
 from coevo_jax.judges import Judge
@@ -86,4 +88,8 @@ class Context:
 
     def text(self, completion: Completion) -> str:
         """What a reader sees of a completion: decoded, reasoning removed (nothing when it never closes)."""
-        return strip_reasoning(self.tokenizer.decode(completion.tokens.tolist())).strip()
+        return self.text_of(completion.tokens)
+
+    def text_of(self, tokens: np.ndarray) -> str:
+        """The same of token ids."""
+        return strip_reasoning(self.tokenizer.decode(tokens.tolist())).strip()

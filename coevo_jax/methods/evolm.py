@@ -1,0 +1,296 @@
+"""EvoLM (arXiv 2605.03871): policy and rubric generator trained in turn, K updates each, over one judge.
+
+Policy phase: question -> one rubric; question -> G answers; the judge scores each answer under the rubric.
+Rubric phase: a preference pair of the policy's own answers; question -> G rubrics; the reward of a rubric is
+alpha * f(J(a+), J(a-)) + (1 - alpha) * format, f the margin by default (section 3 of the paper; alpha = 0.7).
+What failures mean is design.md 4.1: a failed verdict removes its sample; an invalid rubric of the role in training is an outcome.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from coevo_jax.config import Experiment, RubricConfig, Sampling
+from coevo_jax.judges import JudgeItem, failure_share
+from coevo_jax.methods.context import Context, request_id
+from coevo_jax.methods.groups import Group, Member, collect, mean_std, share, to_batch
+from coevo_jax.methods.pairs import make_pairs
+from coevo_jax.methods.stage import Batch, Stage, Step
+from coevo_jax.preference.pairs import Pair, pair_metrics
+from coevo_jax.records.verdicts import Verdict
+from coevo_jax.rubrics import Rubric, format_reward, parse_rubric, render_rubric, rubric_stats
+from coevo_jax.sampler import Completion
+from coevo_jax.text.parse import Parsed
+
+
+def stages(cfg: Experiment) -> list[Stage]:
+    """The schedule: alternating phases, generator first (sequential), or one role alone."""
+    k, out = cfg.schedule.k, []
+    policy = lambda cycle, n: Stage("policy", "policy", cycle, n, policy_batch, counts_as_policy=True)  # noqa: E731
+    rubric = lambda cycle, n: Stage("rubric", "rubric", cycle, n, rubric_batch)  # noqa: E731
+    if cfg.schedule.order == "generator_first":
+        total = k * cfg.schedule.cycles
+        return [rubric(0, total), policy(1, total)]
+    for cycle in range(cfg.schedule.cycles):
+        if cfg.schedule.order != "generator_only":
+            out.append(policy(cycle, k))
+        if cfg.schedule.order != "policy_only" and not cfg.generator.frozen:
+            out.append(rubric(cycle, k))
+    return out
+
+
+# ---------------------------------------------------------------------------------------------------- policy phase
+
+
+def policy_batch(ctx: Context, step: Step) -> Batch:
+    """Answers of the policy, scored by the judge under one rubric a question."""
+    counts = {"rubric/written": 0, "rubric/valid": 0, "rubric/retried": 0, "rubric/prompts_dropped": 0}
+    verdicts: list[Verdict] = []
+    rubrics: list[Rubric] = []
+
+    def make(slots: list[int], attempt: int) -> list[Group]:
+        records = {slot: ctx.streams["policy"].next(slot) for slot in slots}
+        answers, parsed = _answers_and_rubrics(ctx, step, records, attempt)
+        found = _retry_invalid(ctx, step, records, attempt, parsed, counts)
+        rubrics.extend(found.values())
+        groups = [_answer_group(ctx, slot, attempt, records[slot], answers[slot], found[slot]) for slot in slots if slot in found]
+        for slot in slots:  # the buffer keeps one answer a slot and update, of a dropped group too
+            _store(ctx, step, slot, records[slot], answers[slot][0])
+        verdicts.extend(_judge_answers(ctx, step, groups, found))
+        return groups
+
+    groups, advantages = collect(ctx, ctx.cfg.schedule.prompts, make)
+    written = max(counts["rubric/written"], 1)
+    metrics = {
+        "rubric/valid_share": counts["rubric/valid"] / written,
+        "rubric/retried": float(counts["rubric/retried"]),
+        "rubric/prompts_dropped": float(counts["rubric/prompts_dropped"]),
+        "buffer/entries": float(len(ctx.buffer)),
+        **_rubric_metrics(rubrics),
+        **_verdict_metrics(verdicts),
+        "judge/tie_share": _tie_share(groups),
+    }
+    return to_batch(ctx, step, groups, advantages, metrics)
+
+
+def _answers_and_rubrics(
+    ctx: Context, step: Step, records: dict[int, dict[str, Any]], attempt: int
+) -> tuple[dict[int, list[Completion]], dict[int, tuple[Completion, Parsed]]]:
+    """G answers and one rubric for each slot's question. One call of the engine where both roles share weights."""
+    cfg, slots = ctx.cfg, list(records)
+    sampling = cfg.rubric_sampling
+    if cfg.compat.policy_rubric_temperature:
+        sampling = dataclasses.replace(sampling, temperature=cfg.compat.policy_rubric_temperature)
+    ask = [
+        ctx.request(ctx.answer_prompt(records[s]["prompt"]), cfg.schedule.group, "answer", "policy", step.update, cfg.answer,
+                    slot=s, attempt=attempt)
+        for s in slots
+    ]  # fmt: skip
+    write = [
+        ctx.request(ctx.rubric_prompt(records[s]["prompt"]), 1, "policy_rubric", "rubric", step.update, sampling,
+                    slot=s, attempt=attempt)
+        for s in slots
+    ]  # fmt: skip
+    if cfg.generator.mode == "single":
+        out = ctx.generate("policy", ask + write)
+        answers, rubrics = out[: len(slots)], out[len(slots) :]
+    else:
+        answers, rubrics = ctx.generate("policy", ask), ctx.generate("rubric", write)
+    parsed = {s: (r[0], _parse(ctx, r[0])) for s, r in zip(slots, rubrics)}
+    return dict(zip(slots, answers)), parsed
+
+
+def _retry_invalid(
+    ctx: Context, step: Step, records: dict[int, dict[str, Any]], attempt: int, first: dict[int, tuple[Completion, Parsed]],
+    counts: dict[str, int],
+) -> dict[int, Rubric]:  # fmt: skip
+    """Valid rubrics by slot: an invalid one is sampled again, colder each time; a slot that never gets one is dropped and counted."""
+    found = {slot: parsed.value for slot, (_, parsed) in first.items() if parsed.status == "ok"}
+    counts["rubric/written"] += len(first)
+    counts["rubric/valid"] += len(found)
+    for retry, temperature in enumerate(ctx.cfg.rubric.retry_temperatures, start=1):
+        missing = [slot for slot in first if slot not in found]
+        if not missing:
+            break
+        counts["rubric/retried"] += len(missing)
+        sampling = dataclasses.replace(ctx.cfg.rubric_sampling, temperature=temperature)
+        out = ctx.generate("rubric", [
+            ctx.request(ctx.rubric_prompt(records[s]["prompt"]), 1, "policy_rubric", "rubric", step.update, sampling,
+                        slot=s, attempt=attempt, retry=retry)
+            for s in missing
+        ])  # fmt: skip
+        for slot, (completion,) in zip(missing, out):
+            parsed = _parse(ctx, completion)
+            if parsed.status == "ok":
+                found[slot] = parsed.value
+    counts["rubric/prompts_dropped"] += len(first) - len(found)
+    return {slot: found[slot] for slot in first if slot in found}
+
+
+def _answer_group(
+    ctx: Context, slot: int, attempt: int, record: dict[str, Any], answers: list[Completion], rubric: Rubric
+) -> Group:
+    members = [Member(c, ctx.text(c), None) for c in answers]
+    question = record["prompt"]
+    return Group(slot, attempt, ctx.answer_prompt(question), question, record["id"], members, {"rubric": render_rubric(rubric)})
+
+
+def _judge_answers(ctx: Context, step: Step, groups: list[Group], rubrics: dict[int, Rubric]) -> list[Verdict]:
+    """Judge every answer under its group's rubric and set the members' rewards."""
+    items, members = [], []
+    for group in groups:
+        for index, member in enumerate(group.members):
+            request = request_id("judge", group.slot, group.attempt, index)
+            items.append(JudgeItem(group.question, rubrics[group.slot], member.text, request))
+            members.append(member)
+    verdicts = _judge(ctx, items, step)
+    for member, verdict in zip(members, verdicts):
+        member.reward = verdict.score if verdict.status == "ok" else None
+        member.note = {"judge": dataclasses.asdict(verdict)}
+        if member.reward is not None:
+            member.parts = {"judge": member.reward}
+    return verdicts
+
+
+def _store(ctx: Context, step: Step, slot: int, record: dict[str, Any], completion: Completion) -> None:
+    ctx.buffer.add(slot, step.policy_updates, record["id"], record["prompt"], completion.tokens, completion.finish)
+
+
+# ---------------------------------------------------------------------------------------------------- rubric phase
+
+
+def rubric_batch(ctx: Context, step: Step) -> Batch:
+    """Rubrics of the generator, rewarded for telling the better answer of a pair from the worse one."""
+    verdicts: list[Verdict] = []
+    rubrics: list[Rubric] = []
+    pairs: list[Pair] = []
+    guards: dict[str, int] = {}
+    asked = [0]
+
+    def make(slots: list[int], attempt: int) -> list[Group]:
+        asked[0] += len(slots)
+        made, completions = make_pairs(ctx, step, slots, attempt, guards)
+        pairs.extend(made.values())
+        groups = []
+        for slot, pair in made.items():
+            prompt = ctx.rubric_prompt(pair.question, training=True)
+            members = [Member(c, ctx.text(c), None) for c in completions[slot]]
+            groups.append(Group(slot, attempt, prompt, pair.question, pair.record_id, members, {"pair": _pair_note(pair)}))
+        verdicts.extend(_judge_rubrics(ctx, step, groups, made, rubrics))
+        return groups
+
+    groups, advantages = collect(ctx, ctx.cfg.schedule.prompts, make)
+    parts = [m.parts for g in groups for m in g.members if "margin" in m.parts]
+    metrics = {
+        **_rubric_metrics(rubrics),
+        **_verdict_metrics(verdicts),
+        **{k: v for k, v in pair_metrics(pairs, asked[0]).items() if v is not None},
+        **{f"pairs/{name}": float(n) for name, n in sorted(guards.items())},
+        "rubric/valid_share": share([m.parts["format"] == 1.0 for g in groups for m in g.members if "format" in m.parts]),
+        "judge/tie_share": share([p["margin"] == 0.0 for p in parts]),
+    }
+    if parts:
+        metrics["rubric/pair_accuracy"] = share([p["margin"] > 0 for p in parts])
+    return to_batch(ctx, step, groups, advantages, metrics)
+
+
+def _judge_rubrics(
+    ctx: Context, step: Step, groups: list[Group], pairs: dict[int, Pair], rubrics: list[Rubric]
+) -> list[Verdict]:
+    """Score both answers of the pair under every valid rubric, and set the members' rewards."""
+    items: list[JudgeItem] = []
+    asked: list[tuple[Member, Rubric]] = []
+    for group in groups:
+        pair = pairs[group.slot]
+        for index, member in enumerate(group.members):
+            parsed = _parse(ctx, member.completion)
+            member.parts = {"format": format_reward(parsed)}
+            member.note = {"rubric_status": parsed.status, "rubric_detail": parsed.detail}
+            if parsed.status != "ok":  # an outcome, not a failure: format 0 and both scores 0, the judge is not asked
+                member.reward = rubric_reward(0.0, 0.0, 0.0, ctx.cfg.rubric)
+                continue
+            asked.append((member, parsed.value))
+            rubrics.append(parsed.value)
+            for side, answer in enumerate((pair.accepted_text, pair.rejected_text)):
+                request = request_id("judge", group.slot, group.attempt, index, retry=side)
+                items.append(JudgeItem(pair.question, parsed.value, answer, request))
+    verdicts = _judge(ctx, items, step)
+    for (member, _), plus, minus in zip(asked, verdicts[::2], verdicts[1::2]):
+        member.note |= {"judge_accepted": dataclasses.asdict(plus), "judge_rejected": dataclasses.asdict(minus)}
+        if plus.score is None or minus.score is None:
+            continue  # the rubric leaves its group
+        member.parts |= {"margin": plus.score - minus.score, "accepted": plus.score, "rejected": minus.score}
+        member.reward = rubric_reward(plus.score, minus.score, 1.0, ctx.cfg.rubric)
+    return verdicts
+
+
+def rubric_reward(accepted: float, rejected: float, fmt: float, cfg: RubricConfig) -> float:
+    """alpha * base + (1 - alpha) * format, base by cfg.reward (EvoLM section 3 and its reward ablation).
+
+    margin J+ - J-; binary 1 if J+ > J-; separation (1-w) binary + w clip(margin, 0, 1); log_sigmoid log sigma(margin).
+    An invalid rubric has both scores 0 and format 0.
+    """
+    margin = accepted - rejected
+    binary = 1.0 if margin > 0 else 0.0
+    if cfg.reward == "margin":
+        base = margin
+    elif cfg.reward == "binary":
+        base = binary
+    elif cfg.reward == "separation":
+        base = (1 - cfg.separation_weight) * binary + cfg.separation_weight * min(max(margin, 0.0), 1.0)
+    else:
+        base = -float(np.logaddexp(0.0, -margin))
+    return cfg.alpha * base + (1 - cfg.alpha) * fmt
+
+
+# ---------------------------------------------------------------------------------------------------- both phases
+
+
+def _parse(ctx: Context, completion: Completion) -> Parsed:
+    text = ctx.tokenizer.decode(completion.tokens.tolist())
+    return parse_rubric(text, ctx.cfg.rubric, truncated=completion.finish == "length")
+
+
+def _judge(ctx: Context, items: list[JudgeItem], step: Step) -> list[Verdict]:
+    if not items:
+        return []
+    assert ctx.judge is not None
+    with ctx.timed("judge"):
+        return ctx.judge.judge(items, step.update)
+
+
+def _verdict_metrics(verdicts: list[Verdict]) -> dict[str, float]:
+    out = {"judge/failure_share": failure_share(verdicts), "judge/verdicts": float(len(verdicts))}
+    scores = np.asarray([v.score for v in verdicts if v.score is not None])
+    masses = np.asarray([v.yes_no_mass for v in verdicts if v.yes_no_mass is not None])
+    spreads = np.asarray([np.std(v.parts) for v in verdicts if v.parts])
+    out |= mean_std("judge/score", scores) | mean_std("judge/yes_no_mass", masses)
+    if spreads.size:
+        out["judge/criterion_spread"] = float(spreads.mean())
+    return out
+
+
+def _rubric_metrics(rubrics: list[Rubric]) -> dict[str, float]:
+    stats = [rubric_stats(r) for r in rubrics]
+    names = sorted(stats[0]) if stats else []
+    return {f"rubric/{name}": float(np.mean([s[name] for s in stats])) for name in names}
+
+
+def _tie_share(groups: list[Group]) -> float:
+    """Share of pairs of answers inside a group that the judge scored the same."""
+    ties = total = 0
+    for group in groups:
+        scores = [m.reward for m in group.members if m.reward is not None]
+        total += len(scores) * (len(scores) - 1) // 2
+        ties += sum(a == b for i, a in enumerate(scores) for b in scores[:i])
+    return ties / total if total else 0.0
+
+
+def _pair_note(pair: Pair) -> dict[str, Any]:
+    return {
+        "source": pair.source, "gap": pair.gap, "fallback": pair.fallback, "accepted": pair.accepted_text,
+        "rejected": pair.rejected_text, "accepted_ids": pair.accepted_ids.tolist(), "rejected_ids": pair.rejected_ids.tolist(),
+    }  # fmt: skip

@@ -1,0 +1,164 @@
+"""Groups of completions with rewards: drawn per prompt slot, drawn again where they teach nothing, turned into training samples.
+
+A group has an explicit id, `attempt * P + slot`; advantages are computed over ids, never over positions or texts (design.md 4.2).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from coevo_jax.learn.advantages import Advantages, group_advantages
+from coevo_jax.learn.packing import Sample
+from coevo_jax.methods.context import Context
+from coevo_jax.methods.stage import Batch, Step
+from coevo_jax.sampler import Completion
+
+
+@dataclasses.dataclass
+class Member:
+    """One completion of a group: its text, its reward (None: the instrument failed), the reward's parts and what the dump shows."""
+
+    completion: Completion
+    text: str
+    reward: float | None
+    parts: dict[str, float] = dataclasses.field(default_factory=dict)
+    note: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass
+class Group:
+    """The completions of one prompt. `note` goes to every row of the dump."""
+
+    slot: int
+    attempt: int
+    prompt: list[int]
+    question: str
+    record_id: str
+    members: list[Member]
+    note: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+Maker = Callable[[list[int], int], list[Group]]  # (slots, attempt) -> the groups that could be made, at most one a slot
+
+
+def collect(ctx: Context, slots: int, make: Maker) -> tuple[list[Group], Advantages]:
+    """Make a group for each slot; slots whose group is missing or dropped draw again, up to advantage.max_resample times.
+
+    Every group made is returned (metrics count them all); `Advantages.keep` says which samples train.
+    """
+    groups: list[Group] = []
+    pending = list(range(slots))
+    for attempt in range(1 + ctx.cfg.advantage.max_resample):
+        made = make(pending, attempt)
+        groups += made
+        kept = _kept_slots(ctx, made)
+        pending = [slot for slot in pending if slot not in kept]
+        if not pending:
+            break
+    return groups, _advantages(ctx, groups)
+
+
+def _advantages(ctx: Context, groups: list[Group]) -> Advantages:
+    ids = np.asarray([g.attempt * ctx.cfg.schedule.prompts + g.slot for g in groups for _ in g.members], np.int64)
+    rewards = np.asarray([0.0 if m.reward is None else m.reward for g in groups for m in g.members], np.float64)
+    valid = np.asarray([m.reward is not None for g in groups for m in g.members], bool)
+    if ctx.cfg.compat.failed_to_mean:
+        rewards, valid = _fill_failed(ids, rewards, valid)
+    return group_advantages(rewards, ids, valid, ctx.cfg.advantage)
+
+
+def _fill_failed(ids: np.ndarray, rewards: np.ndarray, valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """compat.failed_to_mean: a failed verdict takes the mean of its group's valid rewards (0 when there are none)."""
+    filled = rewards.copy()
+    for group in np.unique(ids):
+        inside = ids == group
+        mean = rewards[inside & valid].mean() if (inside & valid).any() else 0.0
+        filled[inside & ~valid] = mean
+    return filled, np.ones_like(valid)
+
+
+def _kept_slots(ctx: Context, groups: list[Group]) -> set[int]:
+    keep = _advantages(ctx, groups).keep if groups else np.zeros(0, bool)
+    owners = [g.slot for g in groups for _ in g.members]
+    return {slot for slot, kept in zip(owners, keep) if kept}
+
+
+def to_batch(ctx: Context, step: Step, groups: list[Group], advantages: Advantages, metrics: dict[str, float]) -> Batch:
+    """Training samples of the kept groups, with the common metrics and the dump rows of all groups."""
+    samples: list[Sample] = []
+    rollouts: list[dict[str, Any]] = []
+    position = 0
+    for group in groups:
+        for index, member in enumerate(group.members):
+            kept, advantage = bool(advantages.keep[position]), float(advantages.values[position])
+            position += 1
+            group_id = group.attempt * ctx.cfg.schedule.prompts + group.slot
+            rollouts.append(_row(ctx, step, group, group_id, index, member, kept, advantage))
+            if kept:
+                c = member.completion
+                samples.append(
+                    Sample(
+                        prompt=group.prompt, completion=c.tokens, sampler_logp=c.logprobs, advantage=advantage,
+                        group=group_id, index=index, truncated=c.finish == "length",
+                    )
+                )  # fmt: skip
+    return Batch(samples, {**_common_metrics(groups, advantages), **metrics}, rollouts)
+
+
+def _row(
+    ctx: Context, step: Step, group: Group, group_id: int, index: int, member: Member, kept: bool, advantage: float
+) -> dict[str, Any]:
+    c = member.completion
+    return {
+        "update": step.update, "cycle": step.cycle, "role": step.role, "slot": group.slot, "group": group_id, "sample": index,
+        "record": group.record_id, "question": group.question, "prompt": ctx.tokenizer.decode(group.prompt),
+        "completion": ctx.tokenizer.decode(c.tokens.tolist()), "prompt_ids": list(group.prompt), "completion_ids": c.tokens.tolist(),
+        "finish": c.finish, "reward": member.reward, "parts": member.parts, "advantage": advantage, "trained": kept,
+        **group.note, **member.note,
+    }  # fmt: skip
+
+
+def _common_metrics(groups: list[Group], advantages: Advantages) -> dict[str, float]:
+    members = [m for g in groups for m in g.members]
+    rewards = np.asarray([m.reward for m in members if m.reward is not None], np.float64)
+    lengths = np.asarray([len(m.completion.tokens) for m in members], np.float64)
+    kept = advantages.values[advantages.keep]
+    out = {
+        **mean_std("reward", rewards),
+        **mean_std("completions/length", lengths),
+        "completions/truncated_share": share([m.completion.finish == "length" for m in members]),
+        "advantage/std": float(kept.std()) if kept.size else 0.0,
+        "groups/made": float(len(groups)),
+        "groups/kept": float(len({(g.slot, g.attempt) for g, k in zip(_owners(groups), advantages.keep) if k})),
+        "groups/zero_variance_share": share([_constant(g) for g in groups]),
+        "groups/failed_sample_share": share([m.reward is None for m in members]),
+        "tokens/completion": float(lengths.sum()),
+    }
+    out["groups/dropped_share"] = 1.0 - out["groups/kept"] / len(groups) if groups else 1.0
+    for name in sorted({name for m in members for name in m.parts}):
+        out |= mean_std(f"reward/{name}", np.asarray([m.parts[name] for m in members if name in m.parts], np.float64))
+    return out
+
+
+def _owners(groups: list[Group]) -> list[Group]:
+    return [g for g in groups for _ in g.members]
+
+
+def _constant(group: Group) -> bool:
+    rewards = [m.reward for m in group.members if m.reward is not None]
+    return len(rewards) > 1 and max(rewards) == min(rewards)
+
+
+def mean_std(name: str, values: np.ndarray) -> dict[str, float]:
+    """`name/mean` and `name/std`; nothing for no values (a mean of nothing is not 0)."""
+    values = np.asarray(values, np.float64)
+    return {f"{name}/mean": float(values.mean()), f"{name}/std": float(values.std())} if values.size else {}
+
+
+def share(flags: list[bool]) -> float:
+    """Share of true flags, 0 for none."""
+    return float(np.mean(flags)) if flags else 0.0

@@ -1,0 +1,85 @@
+"""Supervised training on chat data: the warm-up stage before the loop, and a mode of its own.
+
+Every assistant turn is one sample: the turns before it are the prompt, and the loss covers its tokens and its end token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from typing import Any
+
+import numpy as np
+
+from coevo_jax.config import Experiment
+from coevo_jax.errors import UserError
+from coevo_jax.learn.packing import Sample
+from coevo_jax.methods.context import Context
+from coevo_jax.methods.stage import Batch, Stage, Step
+
+
+def stages(cfg: Experiment, role: str = "rubric") -> list[Stage]:
+    """One stage of `warmup.updates` updates; nothing when that is 0. `role`: whose weights are trained."""
+    return [Stage("warmup", role, 0, cfg.warmup.updates, sft_batch, loss="sft")] if cfg.warmup.updates else []
+
+
+def sft_batch(ctx: Context, step: Step) -> Batch:
+    """The next `warmup.batch` examples of the seeded order."""
+    samples = []
+    for index in range(ctx.cfg.warmup.batch):
+        prompt, completion = _encode(ctx, ctx.streams["warmup"].next(index))
+        zeros = np.zeros(len(completion), np.float32)
+        samples.append(
+            Sample(prompt=prompt, completion=completion, sampler_logp=zeros, advantage=1.0, group=index, index=0, truncated=False)
+        )
+    lengths = [len(s.completion) for s in samples]
+    return Batch(samples, {"completions/length/mean": float(np.mean(lengths)), "tokens/completion": float(sum(lengths))}, [])
+
+
+def _encode(ctx: Context, record: dict[str, Any]) -> tuple[list[int], np.ndarray]:
+    """A record of chat data ({messages}) or of rubric examples ({question, rubric}), as prompt and completion ids."""
+    if "rubric" in record:
+        text = json.dumps(record["rubric"], ensure_ascii=False)
+        prompt = ctx.rubric_prompt(record["question"], training=True)
+        return prompt, _turn(ctx, text)
+    messages = record["messages"]
+    system = messages[0]["content"] if messages[0]["role"] == "system" else ctx.cfg.policy.system_prompt
+    turns = [m for m in messages if m["role"] != "system"]
+    prompt = ctx.tokenizer.render(turns[:-1], thinking=ctx.cfg.policy.thinking, system=system)
+    return prompt, _turn(ctx, turns[-1]["content"])
+
+
+def _turn(ctx: Context, text: str) -> np.ndarray:
+    """An assistant turn as the model would write it: the text's ids and the end-of-turn id."""
+    return np.asarray([*ctx.tokenizer.encode(text), end_of_turn(ctx.tokenizer)], np.int32)
+
+
+@functools.cache
+def end_of_turn(tokenizer: Any) -> int:
+    """The stop id with which the chat template closes an assistant turn."""
+    ids = tokenizer.render(
+        [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], thinking=False, system="", add_generation_prompt=False
+    )
+    closing = [i for i in ids if i in tokenizer.stop_ids]
+    if not closing:
+        raise UserError("the chat template closes no assistant turn with a stop id", where="tokenizer", expected=str(tokenizer.stop_ids))
+    return closing[-1]
+
+
+def split_turns(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One record for each assistant turn, its messages cut after that turn. Rubric examples pass unchanged."""
+    out = []
+    for record in records:
+        if "rubric" in record:
+            out.append(record)
+            continue
+        for i, message in enumerate(record["messages"]):
+            if message["role"] == "assistant":
+                out.append({**record, "id": f"{record['id']}/{i}", "messages": record["messages"][: i + 1]})
+    return out
+
+
+def warmup_optimizer(cfg: Experiment) -> Experiment:
+    """The experiment with the warm-up's learning rate and its own batch, for the update of that stage."""
+    return dataclasses.replace(cfg, optimizer=dataclasses.replace(cfg.optimizer, lr=cfg.warmup.lr, warmup_steps=0))
