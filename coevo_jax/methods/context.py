@@ -20,7 +20,10 @@ from coevo_jax.text.parse import strip_reasoning
 from coevo_jax.text.prompts import render_prompt
 
 # What a request is for. Part of the identity of its noise, so the numbers never change.
-KINDS = {name: i for i, name in enumerate(["answer", "rubric", "policy_rubric", "accepted", "rejected", "infer", "pair_rubric", "judge"])}
+KINDS = {
+    name: i
+    for i, name in enumerate(["answer", "rubric", "policy_rubric", "accepted", "rejected", "infer", "pair_rubric", "judge"])
+}
 
 
 def request_id(kind: str, slot: int, attempt: int = 0, sample: int = 0, retry: int = 0) -> int:
@@ -28,19 +31,31 @@ def request_id(kind: str, slot: int, attempt: int = 0, sample: int = 0, retry: i
     return (((KINDS[kind] << 8 | retry) << 8 | attempt) << 24 | slot) << 12 | sample
 
 
-@dataclasses.dataclass
-class Context:
-    """Host-side state of a run. `weights(role)` gives the published sampler weights of the role that answers or writes rubrics."""
+@dataclasses.dataclass(frozen=True)
+class Voice:
+    """How a role speaks: its tokenizer, the engine that decodes for it, and its published sampler weights."""
 
-    cfg: Experiment
     tokenizer: ChatTokenizer
     engine: Engine
+    weights: Callable[[], Any]
+
+
+@dataclasses.dataclass
+class Context:
+    """Host-side state of a run. `voices` by role: 'policy' and 'rubric', the same one in single-model mode."""
+
+    cfg: Experiment
+    voices: dict[str, Voice]
     judge: Judge | None
     streams: dict[str, SlotStream]
     buffer: ReplayBuffer
-    weights: Callable[[str], Any]
     progress: Callable[[str, int, int], None]
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def one_voice(self) -> bool:
+        """Do both roles speak through the same weights, so that one engine call can serve both?"""
+        return self.voices["policy"] is self.voices["rubric"]
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
@@ -61,35 +76,47 @@ class Context:
         """Completions of each request, by the current weights of `role`."""
         if not requests:
             return []
+        voice = self.voices[role]
         with self.timed("sample"):
-            return self.engine.generate(self.weights(role), requests, progress=lambda d, n: self.progress("sampling", d, n))
+            return voice.engine.generate(voice.weights(), requests, progress=lambda d, n: self.progress("sampling", d, n))
+
+    def generate_both(
+        self, rubric: list[Request], policy: list[Request]
+    ) -> tuple[list[list[Completion]], list[list[Completion]]]:
+        """Completions of both roles' requests, in one engine call where one voice speaks for both."""
+        if not self.one_voice:
+            return self.generate("rubric", rubric), self.generate("policy", policy)
+        out = self.generate("policy", rubric + policy)
+        return out[: len(rubric)], out[len(rubric) :]
 
     # Rendering: one function a text, so that what is trained is what is deployed (design.md 4.10).
 
     def answer_prompt(self, question: str) -> list[int]:
         cfg = self.cfg.policy
-        return self.tokenizer.render([{"role": "user", "content": question}], thinking=cfg.thinking, system=cfg.system_prompt)
+        messages = [{"role": "user", "content": question}]
+        return self.voices["policy"].tokenizer.render(messages, thinking=cfg.thinking, system=cfg.system_prompt)
 
     def rubric_prompt(self, question: str, *, training: bool = False) -> list[int]:
         name = self.cfg.compat.train_rubric_prompt if training else ""
         messages = render_prompt(name or self.cfg.rubric.prompt, question=question)
-        return self._render(messages, self.cfg.generator.thinking)
+        return self._render("rubric", messages, self.cfg.generator.thinking)
 
     def inference_prompt(self, answer: str) -> list[int]:
-        return self._render(render_prompt(self.cfg.pairs.inference_prompt, answer=answer), self.cfg.policy.thinking)
+        return self._render("policy", render_prompt(self.cfg.pairs.inference_prompt, answer=answer), self.cfg.policy.thinking)
 
     def conditioned_prompt(self, question: str, rubric: str) -> list[int]:
         messages = render_prompt(self.cfg.pairs.conditioned_prompt, question=question, rubric=rubric)
-        return self._render(messages, self.cfg.policy.thinking)
+        return self._render("policy", messages, self.cfg.policy.thinking)
 
-    def _render(self, messages: list[dict[str, str]], thinking: bool) -> list[int]:
+    def _render(self, role: str, messages: list[dict[str, str]], thinking: bool) -> list[int]:
         system = messages[0]["content"] if messages[0]["role"] == "system" else self.cfg.policy.system_prompt
-        return self.tokenizer.render([m for m in messages if m["role"] != "system"], thinking=thinking, system=system)
+        turns = [m for m in messages if m["role"] != "system"]
+        return self.voices[role].tokenizer.render(turns, thinking=thinking, system=system)
 
-    def text(self, completion: Completion) -> str:
+    def raw(self, tokens: np.ndarray | list[int], role: str) -> str:
+        """Token ids of a role as text, reasoning included."""
+        return self.voices[role].tokenizer.decode([int(t) for t in tokens])
+
+    def text(self, tokens: np.ndarray | list[int], role: str = "policy") -> str:
         """What a reader sees of a completion: decoded, reasoning removed (nothing when it never closes)."""
-        return self.text_of(completion.tokens)
-
-    def text_of(self, tokens: np.ndarray) -> str:
-        """The same of token ids."""
-        return strip_reasoning(self.tokenizer.decode(tokens.tolist())).strip()
+        return strip_reasoning(self.raw(tokens, role)).strip()

@@ -79,7 +79,7 @@ def policy_batch(ctx: Context, step: Step) -> Batch:
 def _answers_and_rubrics(
     ctx: Context, step: Step, records: dict[int, dict[str, Any]], attempt: int
 ) -> tuple[dict[int, list[Completion]], dict[int, tuple[Completion, Parsed]]]:
-    """G answers and one rubric for each slot's question. One call of the engine where both roles share weights."""
+    """G answers and one rubric for each slot's question."""
     cfg, slots = ctx.cfg, list(records)
     sampling = cfg.rubric_sampling
     if cfg.compat.policy_rubric_temperature:
@@ -94,11 +94,7 @@ def _answers_and_rubrics(
                     slot=s, attempt=attempt)
         for s in slots
     ]  # fmt: skip
-    if cfg.generator.mode == "single":
-        out = ctx.generate("policy", ask + write)
-        answers, rubrics = out[: len(slots)], out[len(slots) :]
-    else:
-        answers, rubrics = ctx.generate("policy", ask), ctx.generate("rubric", write)
+    rubrics, answers = ctx.generate_both(write, ask)
     parsed = {s: (r[0], _parse(ctx, r[0])) for s, r in zip(slots, rubrics)}
     return dict(zip(slots, answers)), parsed
 
@@ -133,7 +129,7 @@ def _retry_invalid(
 def _answer_group(
     ctx: Context, slot: int, attempt: int, record: dict[str, Any], answers: list[Completion], rubric: Rubric
 ) -> Group:
-    members = [Member(c, ctx.text(c), None) for c in answers]
+    members = [Member(c, ctx.text(c.tokens), None) for c in answers]
     question = record["prompt"]
     return Group(slot, attempt, ctx.answer_prompt(question), question, record["id"], members, {"rubric": render_rubric(rubric)})
 
@@ -177,7 +173,7 @@ def rubric_batch(ctx: Context, step: Step) -> Batch:
         groups = []
         for slot, pair in made.items():
             prompt = ctx.rubric_prompt(pair.question, training=True)
-            members = [Member(c, ctx.text(c), None) for c in completions[slot]]
+            members = [Member(c, ctx.text(c.tokens, "rubric"), None) for c in completions[slot]]
             groups.append(Group(slot, attempt, prompt, pair.question, pair.record_id, members, {"pair": _pair_note(pair)}))
         verdicts.extend(_judge_rubrics(ctx, step, groups, made, rubrics))
         return groups
@@ -197,9 +193,7 @@ def rubric_batch(ctx: Context, step: Step) -> Batch:
     return to_batch(ctx, step, groups, advantages, metrics)
 
 
-def _judge_rubrics(
-    ctx: Context, step: Step, groups: list[Group], pairs: dict[int, Pair], rubrics: list[Rubric]
-) -> list[Verdict]:
+def _judge_rubrics(ctx: Context, step: Step, groups: list[Group], pairs: dict[int, Pair], rubrics: list[Rubric]) -> list[Verdict]:
     """Score both answers of the pair under every valid rubric, and set the members' rewards."""
     items: list[JudgeItem] = []
     asked: list[tuple[Member, Rubric]] = []
@@ -250,7 +244,7 @@ def rubric_reward(accepted: float, rejected: float, fmt: float, cfg: RubricConfi
 
 
 def _parse(ctx: Context, completion: Completion) -> Parsed:
-    text = ctx.tokenizer.decode(completion.tokens.tolist())
+    text = ctx.raw(completion.tokens, "rubric")
     return parse_rubric(text, ctx.cfg.rubric, truncated=completion.finish == "length")
 
 

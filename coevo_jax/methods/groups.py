@@ -115,8 +115,8 @@ def _row(
     c = member.completion
     return {
         "update": step.update, "cycle": step.cycle, "role": step.role, "slot": group.slot, "group": group_id, "sample": index,
-        "record": group.record_id, "question": group.question, "prompt": ctx.tokenizer.decode(group.prompt),
-        "completion": ctx.tokenizer.decode(c.tokens.tolist()), "prompt_ids": list(group.prompt), "completion_ids": c.tokens.tolist(),
+        "record": group.record_id, "question": group.question, "prompt": ctx.raw(group.prompt, step.role),
+        "completion": ctx.raw(c.tokens, step.role), "prompt_ids": list(group.prompt), "completion_ids": c.tokens.tolist(),
         "finish": c.finish, "reward": member.reward, "parts": member.parts, "advantage": advantage, "trained": kept,
         **group.note, **member.note,
     }  # fmt: skip

@@ -14,7 +14,7 @@ from coevo_jax.methods.stage import Step
 from coevo_jax.preference.buffer import Entry
 from coevo_jax.preference.pairs import Pair, PairPlan
 from coevo_jax.rubrics import parse_rubric
-from coevo_jax.sampler import Completion, Request
+from coevo_jax.sampler import Completion
 
 
 @dataclasses.dataclass
@@ -80,7 +80,7 @@ def _first_call(ctx: Context, step: Step, attempt: int, drafts: list[_Draft]) ->
                     slot=d.slot, attempt=attempt)
         for d in conditioned
     ]  # fmt: skip
-    written, answered = _both_roles(ctx, rubrics + guides, plain)
+    written, answered = ctx.generate_both(rubrics + guides, plain)
     for draft, (answer,) in zip(drafts, answered):
         if draft.source == "conditioned":
             draft.rejected = answer
@@ -91,15 +91,6 @@ def _first_call(ctx: Context, step: Step, attempt: int, drafts: list[_Draft]) ->
     return {d.slot: out for d, out in zip(drafts, written)}
 
 
-def _both_roles(
-    ctx: Context, rubric: list[Request], policy: list[Request]
-) -> tuple[list[list[Completion]], list[list[Completion]]]:
-    if ctx.cfg.generator.mode == "single":
-        out = ctx.generate("policy", rubric + policy)
-        return out[: len(rubric)], out[len(rubric) :]
-    return ctx.generate("rubric", rubric), ctx.generate("policy", policy)
-
-
 def _second_call(ctx: Context, step: Step, attempt: int, drafts: list[_Draft], guards: dict[str, int]) -> None:
     """Inferred question: ask what the answer answers, then answer that. Conditioned: answer with the rubric in sight."""
     cfg = ctx.cfg
@@ -107,7 +98,7 @@ def _second_call(ctx: Context, step: Step, attempt: int, drafts: list[_Draft], g
     for d in drafts:
         if d.source == "inferred":
             assert d.accepted is not None
-            ids, kind, sampling = ctx.inference_prompt(ctx.text(d.accepted)), "infer", cfg.question_sampling
+            ids, kind, sampling = ctx.inference_prompt(ctx.text(d.accepted.tokens)), "infer", cfg.question_sampling
         else:
             assert d.middle is not None
             ids, kind, sampling = ctx.conditioned_prompt(d.question, _guide_text(ctx, d, guards)), "accepted", cfg.answer
@@ -119,7 +110,7 @@ def _second_call(ctx: Context, step: Step, attempt: int, drafts: list[_Draft], g
             d.accepted = completion
     inferred = [d for d in drafts if d.source == "inferred" and _question_usable(ctx, d, guards)]
     answers = ctx.generate("policy", [
-        ctx.request(ctx.answer_prompt(ctx.text(d.middle)), 1, "rejected", "policy", step.update, cfg.answer,
+        ctx.request(ctx.answer_prompt(ctx.text(d.middle.tokens)), 1, "rejected", "policy", step.update, cfg.answer,
                     slot=d.slot, attempt=attempt)
         for d in inferred if d.middle is not None
     ])  # fmt: skip
@@ -130,7 +121,7 @@ def _second_call(ctx: Context, step: Step, attempt: int, drafts: list[_Draft], g
 def _guide_text(ctx: Context, draft: _Draft, guards: dict[str, int]) -> str:
     """The rubric that conditions an answer: as written; whether it is valid is counted, not required (as in the released code)."""
     assert draft.middle is not None
-    text = ctx.text(draft.middle)
+    text = ctx.text(draft.middle.tokens, "rubric")
     if parse_rubric(text, ctx.cfg.rubric).status != "ok":
         _count(guards, "conditioned_on_invalid_rubric")
     return text
@@ -139,7 +130,7 @@ def _guide_text(ctx: Context, draft: _Draft, guards: dict[str, int]) -> str:
 def _question_usable(ctx: Context, draft: _Draft, guards: dict[str, int]) -> bool:
     """An empty inferred question, one equal to the original, or one over the prompt limit makes no pair."""
     assert draft.middle is not None
-    text = ctx.text(draft.middle)
+    text = ctx.text(draft.middle.tokens)
     if not text:
         _count(guards, "inferred_empty")
         return False
@@ -157,15 +148,17 @@ def _finish(ctx: Context, d: _Draft, guards: dict[str, int]) -> Pair | None:
         return None
     if d.entry is not None:
         rejected_ids = d.entry.tokens
-        rejected = ctx.text_of(rejected_ids)
+        rejected = ctx.text(rejected_ids)
     else:
         assert d.rejected is not None
-        rejected_ids, rejected = d.rejected.tokens, ctx.text(d.rejected)
-    accepted = ctx.text(d.accepted)
+        rejected_ids, rejected = d.rejected.tokens, ctx.text(d.rejected.tokens)
+    accepted = ctx.text(d.accepted.tokens)
     if _same(accepted, rejected):  # no rubric can tell them apart
         _count(guards, "identical_answers")
         return None
-    return Pair(d.slot, d.question, d.record["id"], d.accepted.tokens, accepted, rejected_ids, rejected, d.source, d.gap, d.fallback)
+    return Pair(
+        d.slot, d.question, d.record["id"], d.accepted.tokens, accepted, rejected_ids, rejected, d.source, d.gap, d.fallback
+    )
 
 
 def _same(a: str, b: str) -> bool:

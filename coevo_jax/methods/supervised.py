@@ -17,6 +17,7 @@ from coevo_jax.errors import UserError
 from coevo_jax.learn.packing import Sample
 from coevo_jax.methods.context import Context
 from coevo_jax.methods.stage import Batch, Stage, Step
+from coevo_jax.text.chat import ChatTokenizer
 
 
 def stages(cfg: Experiment, role: str = "rubric") -> list[Stage]:
@@ -42,28 +43,34 @@ def _encode(ctx: Context, record: dict[str, Any]) -> tuple[list[int], np.ndarray
     if "rubric" in record:
         text = json.dumps(record["rubric"], ensure_ascii=False)
         prompt = ctx.rubric_prompt(record["question"], training=True)
-        return prompt, _turn(ctx, text)
+        return prompt, _turn(ctx.voices["rubric"].tokenizer, text)
     messages = record["messages"]
     system = messages[0]["content"] if messages[0]["role"] == "system" else ctx.cfg.policy.system_prompt
     turns = [m for m in messages if m["role"] != "system"]
-    prompt = ctx.tokenizer.render(turns[:-1], thinking=ctx.cfg.policy.thinking, system=system)
-    return prompt, _turn(ctx, turns[-1]["content"])
+    tokenizer = ctx.voices["policy"].tokenizer
+    prompt = tokenizer.render(turns[:-1], thinking=ctx.cfg.policy.thinking, system=system)
+    return prompt, _turn(tokenizer, turns[-1]["content"])
 
 
-def _turn(ctx: Context, text: str) -> np.ndarray:
+def _turn(tokenizer: ChatTokenizer, text: str) -> np.ndarray:
     """An assistant turn as the model would write it: the text's ids and the end-of-turn id."""
-    return np.asarray([*ctx.tokenizer.encode(text), end_of_turn(ctx.tokenizer)], np.int32)
+    return np.asarray([*tokenizer.encode(text), end_of_turn(tokenizer)], np.int32)
 
 
 @functools.cache
-def end_of_turn(tokenizer: Any) -> int:
+def end_of_turn(tokenizer: ChatTokenizer) -> int:
     """The stop id with which the chat template closes an assistant turn."""
     ids = tokenizer.render(
-        [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], thinking=False, system="", add_generation_prompt=False
+        [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+        thinking=False,
+        system="",
+        add_generation_prompt=False,
     )
     closing = [i for i in ids if i in tokenizer.stop_ids]
     if not closing:
-        raise UserError("the chat template closes no assistant turn with a stop id", where="tokenizer", expected=str(tokenizer.stop_ids))
+        raise UserError(
+            "the chat template closes no assistant turn with a stop id", where="tokenizer", expected=str(tokenizer.stop_ids)
+        )
     return closing[-1]
 
 

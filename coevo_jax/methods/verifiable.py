@@ -12,7 +12,8 @@ from coevo_jax.methods.stage import Batch, Stage, Step
 def stages(cfg: Experiment) -> list[Stage]:
     """`cycles` stages of K policy updates."""
     return [
-        Stage("policy", "policy", cycle, cfg.schedule.k, policy_batch, counts_as_policy=True) for cycle in range(cfg.schedule.cycles)
+        Stage("policy", "policy", cycle, cfg.schedule.k, policy_batch, counts_as_policy=True)
+        for cycle in range(cfg.schedule.cycles)
     ]
 
 
@@ -29,7 +30,7 @@ def policy_batch(ctx: Context, step: Step) -> Batch:
         ]
         groups = []
         for slot, record, ids, answers in zip(slots, records, prompts, ctx.generate("policy", requests)):
-            members = [Member(c, text, float(verifier(record, text))) for c in answers for text in [ctx.text(c)]]
+            members = [Member(c, text, float(verifier(record, text))) for c in answers for text in [ctx.text(c.tokens)]]
             for member in members:
                 member.parts = {"verifier": member.reward or 0.0}
             groups.append(Group(slot, attempt, ids, record["prompt"], record["id"], members))
