@@ -1,1 +1,2 @@
-"""Methods: config -> list of Stages. A method never imports another one; what they share is in stage.py, context.py and groups.py."""
+"""Methods: config -> list of Stages. Methods never import each other; what they share is
+in stage.py, context.py and groups.py."""

@@ -27,7 +27,7 @@ KINDS = {
 
 
 def request_id(kind: str, slot: int, attempt: int = 0, sample: int = 0, retry: int = 0) -> int:
-    """The identity of a request inside an update: below 2**56, unique for slot < 2**24, attempt and retry < 2**8, sample < 2**12."""
+    """Identity of a request in an update, below 2**56: unique for slot < 2**24, attempt and retry < 2**8, sample < 2**12."""
     return (((KINDS[kind] << 8 | retry) << 8 | attempt) << 24 | slot) << 12 | sample
 
 

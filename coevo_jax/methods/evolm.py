@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from coevo_jax.config import Experiment, RubricConfig, Sampling
+from coevo_jax.config import Experiment, RubricConfig
 from coevo_jax.judges import JudgeItem, failure_share
 from coevo_jax.methods.context import Context, request_id
 from coevo_jax.methods.groups import Group, Member, collect, mean_std, share, to_batch
@@ -103,7 +103,7 @@ def _retry_invalid(
     ctx: Context, step: Step, records: dict[int, dict[str, Any]], attempt: int, first: dict[int, tuple[Completion, Parsed]],
     counts: dict[str, int],
 ) -> dict[int, Rubric]:  # fmt: skip
-    """Valid rubrics by slot: an invalid one is sampled again, colder each time; a slot that never gets one is dropped and counted."""
+    """Valid rubrics by slot. An invalid one is sampled again, colder each time; a slot that never gets one is dropped."""
     found = {slot: parsed.value for slot, (_, parsed) in first.items() if parsed.status == "ok"}
     counts["rubric/written"] += len(first)
     counts["rubric/valid"] += len(found)

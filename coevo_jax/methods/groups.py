@@ -20,7 +20,7 @@ from coevo_jax.sampler import Completion
 
 @dataclasses.dataclass
 class Member:
-    """One completion of a group: its text, its reward (None: the instrument failed), the reward's parts and what the dump shows."""
+    """One completion of a group: text, reward (None: the instrument failed), the reward's parts, what the dump shows."""
 
     completion: Completion
     text: str

@@ -119,7 +119,7 @@ def _second_call(ctx: Context, step: Step, attempt: int, drafts: list[_Draft], g
 
 
 def _guide_text(ctx: Context, draft: _Draft, guards: dict[str, int]) -> str:
-    """The rubric that conditions an answer: as written; whether it is valid is counted, not required (as in the released code)."""
+    """The rubric that conditions an answer, as written: an invalid one is counted, not refused (as in the released code)."""
     assert draft.middle is not None
     text = ctx.text(draft.middle.tokens, "rubric")
     if parse_rubric(text, ctx.cfg.rubric).status != "ok":

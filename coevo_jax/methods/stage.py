@@ -12,7 +12,7 @@ from coevo_jax.methods.context import Context
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """Where the run stands: `update` counts updates of all roles and keys every draw, `policy_updates` is the clock of answers' age."""
+    """Where the run stands. `update` counts all updates and keys every draw; `policy_updates` is the clock of answers' age."""
 
     update: int
     policy_updates: int

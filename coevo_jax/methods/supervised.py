@@ -60,17 +60,12 @@ def _turn(tokenizer: ChatTokenizer, text: str) -> np.ndarray:
 @functools.cache
 def end_of_turn(tokenizer: ChatTokenizer) -> int:
     """The stop id with which the chat template closes an assistant turn."""
-    ids = tokenizer.render(
-        [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
-        thinking=False,
-        system="",
-        add_generation_prompt=False,
-    )
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    ids = tokenizer.render(turns, thinking=False, system="", add_generation_prompt=False)
     closing = [i for i in ids if i in tokenizer.stop_ids]
     if not closing:
-        raise UserError(
-            "the chat template closes no assistant turn with a stop id", where="tokenizer", expected=str(tokenizer.stop_ids)
-        )
+        expected = f"one of the stop ids {tokenizer.stop_ids}"
+        raise UserError("the chat template closes no assistant turn with a stop id", where="tokenizer", expected=expected)
     return closing[-1]
 
 
