@@ -1,0 +1,277 @@
+"""Checks over a whole Experiment: types, ranges, choices and what several keys must keep among them. Imports no JAX."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from coevo_jax.config import Experiment, Sampling
+from coevo_jax.config.override import conform, get_at, key_types
+from coevo_jax.errors import UserError, nearest
+
+DTYPES = ("float32", "bfloat16")
+ORDERS = ("alternate", "generator_first", "policy_only", "generator_only")
+CHOICES: dict[str, tuple[str, ...]] = {
+    "policy.dtype": DTYPES,
+    "policy.param_dtype": DTYPES,
+    "generator.mode": ("single", "two"),
+    "judge.protocol": ("json_score", "json_criteria", "criterion_logits", "oracle"),
+    "judge.dtype": DTYPES,
+    "data.over_limit": ("filter", "refuse"),
+    "rubric.schema": ("json_criteria",),
+    "rubric.reward": ("margin", "binary", "separation", "log_sigmoid"),
+    "pairs.on_empty": ("nearest", "drop"),
+    "schedule.order": ORDERS,
+    "schedule.mode": ("evolm", "sft", "verifiable"),
+    "advantage.kind": ("group_std", "mean", "leave_one_out"),
+    "loss.aggregation": ("token", "sequence", "constant"),
+    "loss.ratio": ("token", "sequence"),
+    "loss.kl_estimator": ("k1", "k2", "k3"),
+    "optimizer.name": ("adamw",),
+    "optimizer.schedule": ("constant", "cosine"),
+    "optimizer.mu_dtype": DTYPES,
+    "update.remat": ("none", "dots", "full"),
+    "update.attention": ("xla", "splash"),
+    "sampler.kv_dtype": DTYPES,
+}
+
+# Smallest and largest value of a key, both allowed.
+RANGES: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(
+        (
+            *("schedule.k", "schedule.cycles", "schedule.prompts", "data.max_prompt_tokens", "rubric.min_criteria"),
+            *("pairs.min_gap", "pairs.per_slot", "warmup.batch", "update.inner_iterations", "update.pack_length"),
+            *("update.max_segments", "update.rows_per_micro", "update.logprob_chunk", "sampler.slots", "sampler.max_prompt"),
+            *("sampler.max_new", "sampler.steps_per_dispatch", "sampler.prefill_tokens", "mesh.fsdp", "mesh.tensor"),
+            *("run.save_every", "run.keep", "run.rollouts_every"),
+        ),
+        (1, math.inf),
+    ),
+    **dict.fromkeys(
+        (
+            *("data.heldout", "rubric.max_criteria", "rubric.separation_weight", "rubric.weight_tolerance", "pairs.temporal"),
+            *("pairs.inferred", "pairs.conditioned", "pairs.max_gap", "warmup.updates", "warmup.lr", "warmup.seed"),
+            *("advantage.epsilon", "advantage.max_resample", "loss.constant_length", "loss.clip_low", "loss.clip_high"),
+            *("loss.kl_weight", "loss.tis_cap", "optimizer.lr", "optimizer.warmup_steps", "optimizer.eps"),
+            *("optimizer.weight_decay", "optimizer.grad_clip", "judge.retries", "compat.policy_rubric_temperature"),
+            *("compat.buffer_entries", "seed"),
+        ),
+        (0, math.inf),
+    ),
+    **dict.fromkeys(
+        (
+            *("rubric.alpha", "judge.min_yes_no_mass", "judge.alarm_failure_share", "sampler.refill_free_share"),
+            *("compat.top_p", "advantage.ddof", "optimizer.b1", "optimizer.b2"),
+        ),
+        (0, 1),
+    ),
+    "schedule.group": (2, math.inf),
+}
+SAMPLINGS = ("answer", "rubric_sampling", "question_sampling", "judge.sampling")
+
+
+def validate(cfg: Experiment) -> None:
+    """UserError for the first thing that is wrong; it names the keys and a value that would serve."""
+    for key, kind in key_types(type(cfg)).items():
+        conform(get_at(cfg, key), kind, key)
+    for key, choices in CHOICES.items():
+        _check_choice(key, get_at(cfg, key), choices)
+    for key, (low, high) in RANGES.items():
+        _check_range(key, get_at(cfg, key), low, high)
+    for key in SAMPLINGS:
+        _check_sampling(key, get_at(cfg, key))
+    for check in (_check_names, _check_roles, _check_rubric, _check_learn, _check_lengths, _check_pairs):
+        check(cfg)
+
+
+def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        close = nearest(value, choices)
+        raise UserError(f"unknown choice {key}={value!r}", where=key, expected=" | ".join(choices), nearest=close)
+
+
+def _check_range(key: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        expected = f"at least {low}" if high == math.inf else f"between {low} and {high}"
+        raise UserError(f"{key}={value} is out of range", where=key, expected=expected)
+
+
+def _require(ok: bool, what: str, where: str, expected: str, close: str = "") -> None:
+    if not ok:
+        raise UserError(what, where=where, expected=expected, nearest=close)
+
+
+def _check_sampling(key: str, sampling: Sampling) -> None:
+    def need(ok: bool, name: str, expected: str) -> None:
+        _require(ok, f"{key}.{name}={getattr(sampling, name)} is out of range", f"{key}.{name}", expected)
+
+    need(sampling.temperature > 0, "temperature", "above 0 (a small value, 0.01, is close to greedy)")
+    need(0 < sampling.top_p <= 1, "top_p", "above 0 and at most 1")
+    need(sampling.top_k >= 0, "top_k", "at least 0 (0 = off)")
+    need(sampling.max_new_tokens >= 1, "max_new_tokens", "at least 1")
+    need(0 <= sampling.min_new_tokens <= sampling.max_new_tokens, "min_new_tokens", f"0 to {key}.max_new_tokens")
+
+
+def _check_names(cfg: Experiment) -> None:
+    plain = bool(cfg.name) and "/" not in cfg.name and not cfg.name.startswith(".")
+    _require(plain, f"name={cfg.name!r} can't name a run folder", "name", "a name without '/' and leading '.'")
+    for key in ("policy.source", "judge.source", "data.prompts", "warmup.data"):
+        _require(get_at(cfg, key) != "", f"{key} is empty", key, "a source (see the record in coevo_jax/config)")
+    for key in ("loss.function", "schedule.verifier"):
+        value = get_at(cfg, key)
+        module, colon, function = value.partition(":")
+        _require(not value or bool(module and colon and function), f"{key}={value!r} is no dotted path", key, "module:function")
+
+
+def _check_roles(cfg: Experiment) -> None:
+    oracle = (cfg.judge.source == "oracle", cfg.judge.protocol == "oracle")
+    _require(
+        oracle[0] == oracle[1],
+        f"judge.source={cfg.judge.source!r} does not go with judge.protocol={cfg.judge.protocol!r}",
+        "judge.source, judge.protocol",
+        "both 'oracle' or neither",
+    )
+    single = cfg.generator.mode == "single"
+    _require(
+        not (single and cfg.generator.source),
+        f"generator.source={cfg.generator.source!r} would be ignored: generator.mode=single shares the policy's weights",
+        "generator.source, generator.mode",
+        "generator.mode=two, or an empty generator.source",
+    )
+    _require(
+        not (cfg.generator.frozen and cfg.schedule.order in ("generator_first", "generator_only")),
+        f"generator.frozen=true, but schedule.order={cfg.schedule.order} trains the generator",
+        "generator.frozen, schedule.order",
+        "schedule.order=policy_only, or generator.frozen=false",
+    )
+    _require(
+        cfg.mesh.data == -1 or cfg.mesh.data >= 1, f"mesh.data={cfg.mesh.data}", "mesh.data", "at least 1, or -1 for the rest"
+    )
+
+
+def _check_rubric(cfg: Experiment) -> None:
+    low, high = cfg.rubric.min_criteria, cfg.rubric.max_criteria
+    ok = high == 0 or high >= low
+    _require(ok, f"rubric.max_criteria={high} is below rubric.min_criteria={low}", "rubric.max_criteria", f"0 or at least {low}")
+    temperatures = cfg.rubric.retry_temperatures
+    ok = all(value > 0 for value in temperatures)
+    _require(ok, f"rubric.retry_temperatures={temperatures}", "rubric.retry_temperatures", "each above 0")
+
+
+def _check_learn(cfg: Experiment) -> None:
+    _require(
+        cfg.loss.aggregation != "constant" or cfg.loss.constant_length >= 1,
+        f"loss.aggregation=constant divides by loss.constant_length={cfg.loss.constant_length}",
+        "loss.aggregation, loss.constant_length",
+        "loss.constant_length of at least 1, for example answer.max_new_tokens",
+    )
+    for key in ("optimizer.b1", "optimizer.b2"):
+        _require(get_at(cfg, key) < 1, f"{key}=1 is out of range", key, "below 1")
+    needs_verifier = cfg.schedule.mode == "verifiable" and not cfg.data.prompts.startswith("reasoning_gym:")
+    _require(
+        not needs_verifier or bool(cfg.schedule.verifier),
+        "schedule.mode=verifiable has no schedule.verifier",
+        "schedule.mode, schedule.verifier",
+        "a dotted path module:function, or data.prompts=reasoning_gym:TASK",
+    )
+
+
+def used_samplings(cfg: Experiment) -> Iterator[tuple[str, Sampling, bool]]:
+    """(key, sampling, is its text trained) for each kind of text that the run draws."""
+    mode, order = cfg.schedule.mode, cfg.schedule.order
+    if mode == "sft":
+        return
+    yield "answer", cfg.answer, mode == "verifiable" or order != "generator_only"
+    if mode == "evolm":
+        yield "rubric_sampling", cfg.rubric_sampling, order != "policy_only"
+        if cfg.pairs.inferred > 0 and trains_generator(cfg):
+            yield "question_sampling", cfg.question_sampling, False
+        if cfg.judge.protocol in ("json_score", "json_criteria"):
+            yield "judge.sampling", cfg.judge.sampling, False
+
+
+def trains_generator(cfg: Experiment) -> bool:
+    """Does the run have rubric updates (and so draw pairs)?"""
+    return cfg.schedule.mode == "evolm" and cfg.schedule.order != "policy_only" and not cfg.generator.frozen
+
+
+def _check_lengths(cfg: Experiment) -> None:
+    limit = cfg.data.max_prompt_tokens
+    _require(
+        cfg.sampler.max_prompt >= limit,
+        f"sampler.max_prompt={cfg.sampler.max_prompt} is below data.max_prompt_tokens={limit}",
+        "sampler.max_prompt, data.max_prompt_tokens",
+        f"sampler.max_prompt of at least {limit}",
+    )
+    for key, sampling, trained in used_samplings(cfg):
+        new = sampling.max_new_tokens
+        _require(
+            cfg.sampler.max_new >= new,
+            f"sampler.max_new={cfg.sampler.max_new} is below {key}.max_new_tokens={new}",
+            f"sampler.max_new, {key}.max_new_tokens",
+            f"sampler.max_new of at least {new}",
+        )
+        _require(
+            not trained or cfg.update.pack_length >= limit + new,
+            f"update.pack_length={cfg.update.pack_length} can't hold a prompt of {limit} and a completion of {new} tokens",
+            f"update.pack_length, data.max_prompt_tokens, {key}.max_new_tokens",
+            f"update.pack_length of at least {limit + new}",
+        )
+
+
+def _check_pairs(cfg: Experiment) -> None:
+    pairs, order = cfg.pairs, cfg.schedule.order
+    low, high = pairs.min_gap, pairs.max_gap
+    _require(
+        high == 0 or high >= low, f"pairs.max_gap={high} is below pairs.min_gap={low}", "pairs.max_gap", f"0 or at least {low}"
+    )
+    if not trains_generator(cfg):
+        return
+    _require(
+        pairs.temporal + pairs.inferred + pairs.conditioned > 0,
+        "no pair source has a weight above 0",
+        "pairs.temporal, pairs.inferred, pairs.conditioned",
+        "at least one above 0",
+    )
+    if pairs.temporal == 0:
+        return
+    _require(
+        order == "alternate",
+        f"schedule.order={order} trains no policy before the generator, so temporal contrast has no older answer",
+        "schedule.order, pairs.temporal",
+        "pairs.temporal=0 with pairs.inferred or pairs.conditioned above 0, or schedule.order=alternate",
+    )
+    needed = high or low
+    _require(
+        pairs.per_slot >= needed or cfg.compat.buffer_entries > 0,
+        f"the replay buffer holds {pairs.per_slot} answers a slot, one a policy update; a gap of {needed} updates needs {needed}",
+        "pairs.per_slot, pairs.min_gap, pairs.max_gap",
+        f"pairs.per_slot of at least {needed}",
+    )
+    updates = cfg.schedule.cycles * cfg.schedule.k
+    _require(
+        low <= updates,
+        f"pairs.min_gap={low} is never reached: the run has {updates} policy updates (schedule.cycles x schedule.k)",
+        "pairs.min_gap, schedule.cycles, schedule.k",
+        f"pairs.min_gap of at most {updates}",
+    )
+
+
+COMPAT_REASONS: dict[str, str] = {
+    "train_rubric_prompt": "rubrics are trained with another template than the one deployed",
+    "policy_rubric_temperature": "rubrics of the policy phase are drawn at another temperature than those of training",
+    "buffer_entries": "one global first-in-first-out replay buffer; age counts from its newest entry",
+    "pack_mean": "the loss is a mean over a packed row, then over rows: it depends on the packing",
+    "failed_to_mean": "a failed verdict takes its group's mean instead of leaving the group",
+    "top_p": "draws come from a truncated support while the loss uses the full softmax",
+}
+
+
+def compat_warnings(cfg: Experiment) -> list[str]:
+    """One line for each compat switch that is on; such a run reproduces a fault of released code (design.md 4.12)."""
+    return [f"compat.{key}={value}: {COMPAT_REASONS[key]}" for key, value in _compat(cfg).items() if value]
+
+
+def _compat(cfg: Experiment) -> dict[str, Any]:
+    return {key: getattr(cfg.compat, key) for key in key_types(type(cfg.compat))}
