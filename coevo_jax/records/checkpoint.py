@@ -324,8 +324,8 @@ def _abstract(leaf: Any) -> Any:
 
 def _placed_like(leaf: Any, value: Any) -> Any:
     """`value`, free to move where `leaf` is: an array that no one placed must not come back pinned to the first device."""
-    unplaced = (
-        (isinstance(leaf, jax.Array) and not leaf.committed) or (isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is None)
+    unplaced = (isinstance(leaf, jax.Array) and not leaf.committed) or (
+        isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is None
     )
     if not unplaced:
         return value

@@ -47,8 +47,12 @@ def _mix_leaf(words: jax.Array, seed: int) -> jax.Array:
     """uint32[2] of one leaf. Each word is mixed with its position, so that exchanged values change the sum."""
     first = _avalanche(words ^ _avalanche(_positions(words.shape) + jnp.uint32(seed)))
     second = _avalanche(first * jnp.uint32(0x9E3779B1) + words)
-    # The seed alone marks an empty leaf.
-    return jnp.stack([first.sum(dtype=jnp.uint32), second.sum(dtype=jnp.uint32)]) + jnp.uint32(seed)
+    # One reduction of both: XLA then fuses it all and stores no array of the leaf's size, which two reductions would.
+    zero = jnp.uint32(0)
+    sums = jax.lax.reduce(
+        (first, second), (zero, zero), lambda left, right: (left[0] + right[0], left[1] + right[1]), tuple(range(words.ndim))
+    )
+    return jnp.stack(sums) + jnp.uint32(seed)  # the seed alone marks an empty leaf
 
 
 def _positions(shape: tuple[int, ...]) -> jax.Array:
