@@ -1,0 +1,220 @@
+"""From a config to everything a run needs: models, tokenizers, engines, judge, data streams, buffer, learners and stages."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from coevo_jax.config import Experiment, ModelConfig
+from coevo_jax.config.validate import compat_warnings
+from coevo_jax.data import PromptSet, SlotStream, read_prompts
+from coevo_jax.data.demonstrations import read_demonstrations
+from coevo_jax.errors import UserError
+from coevo_jax.judges import Judge, make_judge
+from coevo_jax.learner import Learner, make_learner
+from coevo_jax.mesh import make_mesh
+from coevo_jax.methods import evolm, supervised, verifiable
+from coevo_jax.methods.context import Context, Voice
+from coevo_jax.methods.stage import Stage
+from coevo_jax.models.load import LoadedModel, load_model
+from coevo_jax.models.spec import ModelSpec
+from coevo_jax.preference.buffer import ReplayBuffer
+from coevo_jax.progress import RunConsole
+from coevo_jax.records.fingerprint import fingerprint
+from coevo_jax.sampler import Engine
+from coevo_jax.text.chat import ChatTokenizer
+
+METHODS = {"evolm": evolm.stages, "verifiable": verifiable.stages, "sft": lambda cfg: []}
+
+
+@dataclasses.dataclass
+class System:
+    """Everything of a run. `frozen`: weights that must never change, by name, with their fingerprints at the start."""
+
+    cfg: Experiment
+    stages: list[Stage]
+    learners: dict[str, Learner]
+    context: Context
+    engines: list[Engine]
+    frozen: dict[str, Any]
+    frozen_fingerprints: dict[str, str]
+    compat: list[str]
+
+    def learner_of(self, role: str) -> Learner:
+        """The weights that a role trains."""
+        return self.learners.get(role, self.learners["policy"])
+
+    def temperature(self, stage: Stage) -> float:
+        """The temperature of the distribution that the stage's completions were drawn from (1 for supervised data)."""
+        if stage.loss == "sft":
+            return 1.0
+        return (self.cfg.answer if stage.role == "policy" else self.cfg.rubric_sampling).temperature
+
+    def take_sampler_stats(self) -> dict[str, float]:
+        """Counts and rates of the engines since the last call."""
+        tokens = sum(e.stats.tokens for e in self.engines)
+        seconds = sum(e.stats.seconds for e in self.engines)
+        busiest = max(self.engines, key=lambda e: e.stats.tokens, default=None)
+        out = {"tokens/sampled": float(tokens), "tokens/prefilled": float(sum(e.stats.prefill_tokens for e in self.engines))}
+        if tokens and busiest is not None:
+            out |= {"sampler/tokens_per_second": tokens / max(seconds, 1e-9), "sampler/occupancy": busiest.stats.occupancy}
+        for engine in self.engines:
+            engine.stats.reset()
+        return out
+
+    def check_frozen(self) -> None:
+        """The judge's bytes are what they were (design.md 4.7)."""
+        for name, params in self.frozen.items():
+            found = fingerprint(params)
+            if found != self.frozen_fingerprints[name]:
+                raise RuntimeError(f"the frozen {name} changed: fingerprint {found}, at start {self.frozen_fingerprints[name]}")
+
+
+def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True) -> System:
+    """Load and build everything; compile the sampler's programs ahead when `warm_up`."""
+    _compilation_cache(cfg, console)
+    mesh = make_mesh(cfg.mesh) if jax.device_count() > 1 else None
+    console.note(f"devices: {jax.device_count()} {jax.devices()[0].platform}" + (f", mesh {dict(mesh.shape)}" if mesh else ""))
+    console.note(f"loading policy {cfg.policy.source!r}")
+    policy = load_model(cfg.policy, mesh)
+    models = {"policy": policy}
+    if cfg.generator.mode == "two":
+        source = dataclasses.replace(cfg.policy, source=cfg.generator.source or cfg.policy.source, sha256="")
+        models["rubric"] = load_model(source, mesh)
+    judge_model = _load_judge(cfg, policy, mesh)
+
+    tokenizers = {name: ChatTokenizer.load(model.folder) for name, model in models.items()}
+    engines = _Engines(cfg, mesh)
+    learners = {name: make_learner(name, cfg, model, mesh) for name, model in models.items()}
+    voices = {name: _voice(learners[name], tokenizers[name], engines) for name in models}
+    voices.setdefault("rubric", voices["policy"])
+    judge, frozen = _make_judge(cfg, judge_model, engines)
+
+    streams, warmup_role = _streams(cfg, tokenizers["policy"], console)
+    stages = [*supervised.stages(cfg, warmup_role), *METHODS[cfg.schedule.mode](cfg)]
+    pairs = cfg.pairs
+    buffer = ReplayBuffer(
+        cfg.schedule.prompts, pairs.per_slot, pairs.min_gap, pairs.max_gap, on_empty=pairs.on_empty,
+        fifo_entries=cfg.compat.buffer_entries,
+    )  # fmt: skip
+    context = Context(cfg, voices, judge, streams, buffer, console.progress)
+    compat = compat_warnings(cfg)
+    for line in compat:
+        console.note(f"warning: {line}")
+    prints = {name: fingerprint(params) for name, params in frozen.items()}
+    system = System(cfg, stages, learners, context, engines.all, frozen, prints, [w.split(":")[0] for w in compat])
+    if warm_up:
+        _warm_up(system, engines, judge_model, console)
+    return system
+
+
+def _load_judge(cfg: Experiment, policy: LoadedModel, mesh: Any) -> LoadedModel | None:
+    """The judge's weights, its own copy: the policy's buffers are donated at every update."""
+    if cfg.schedule.mode != "evolm" or cfg.judge.protocol == "oracle":
+        return None
+    wanted = ModelConfig(source=cfg.judge.source, dtype=cfg.judge.dtype, param_dtype=cfg.judge.dtype, sha256=cfg.judge.sha256)
+    same = (wanted.source, wanted.param_dtype) == (cfg.policy.source, cfg.policy.param_dtype)
+    if same and wanted.sha256 in ("", cfg.policy.sha256):
+        return dataclasses.replace(policy, params=jax.tree.map(jnp.copy, policy.params))
+    return load_model(wanted, mesh)
+
+
+class _Engines:
+    """One engine an architecture: roles of the same spec and stop ids share programs and KV memory."""
+
+    def __init__(self, cfg: Experiment, mesh: Any):
+        self.cfg, self.mesh = cfg, mesh
+        self._made: dict[tuple[ModelSpec, tuple[int, ...]], Engine] = {}
+
+    def get(self, spec: ModelSpec, stop_ids: tuple[int, ...]) -> Engine:
+        key = (spec, tuple(stop_ids))
+        if key not in self._made:
+            self._made[key] = Engine(spec, self.cfg.sampler, tuple(stop_ids), mesh=self.mesh, seed=self.cfg.seed)
+        return self._made[key]
+
+    @property
+    def all(self) -> list[Engine]:
+        return list(self._made.values())
+
+
+def _voice(learner: Learner, tokenizer: ChatTokenizer, engines: _Engines) -> Voice:
+    return Voice(tokenizer, engines.get(learner.spec, tokenizer.stop_ids), lambda: learner.published)
+
+
+def _make_judge(cfg: Experiment, model: LoadedModel | None, engines: _Engines) -> tuple[Judge | None, dict[str, Any]]:
+    if cfg.schedule.mode != "evolm":
+        return None, {}
+    if model is None:
+        return make_judge(cfg.judge, None, None, None, cfg.seed), {}
+    tokenizer = ChatTokenizer.load(model.folder)
+    engine = engines.get(model.spec, tokenizer.stop_ids)
+    return make_judge(cfg.judge, engine, model.params, tokenizer, cfg.seed), {"judge": model.params}
+
+
+def _streams(cfg: Experiment, tokenizer: ChatTokenizer, console: RunConsole) -> tuple[dict[str, SlotStream], str]:
+    """Prompt streams of both roles and of the warm-up; whose weights the warm-up trains."""
+    streams: dict[str, SlotStream] = {}
+    role = "policy"
+    if cfg.warmup.updates:
+        records = supervised.split_turns(read_demonstrations(cfg.warmup.data))
+        role = "rubric" if "rubric" in records[0] else "policy"
+        streams["warmup"] = SlotStream(PromptSet.of(records), cfg.warmup.seed, cfg.warmup.batch)
+    if cfg.schedule.mode == "sft":
+        return streams, role
+
+    def count(question: str) -> int:
+        messages = [{"role": "user", "content": question}]
+        return len(tokenizer.render(messages, thinking=cfg.policy.thinking, system=cfg.policy.system_prompt))
+
+    prompts = read_prompts(cfg.data, count, cfg.seed)
+    console.note(f"{len(prompts)} prompts" + (f", {prompts.filtered} over the limit left out" if prompts.filtered else ""))
+    for name in ("policy", "rubric"):
+        streams[name] = SlotStream(prompts, cfg.seed, cfg.schedule.prompts)
+    return streams, role
+
+
+def _warm_up(system: System, engines: _Engines, judge_model: LoadedModel | None, console: RunConsole) -> None:
+    """Compile the sampler's programs, so that nothing compiles later inside the loop."""
+    if system.cfg.schedule.mode == "sft":
+        return
+    for learner in system.learners.values():
+        learner.publish()
+    for engine in engines.all:
+        owner = next((v for v in system.context.voices.values() if v.engine is engine), None)
+        params = owner.weights() if owner is not None else judge_model.params if judge_model is not None else None
+        console.note("compiling the sampler")
+        seconds = engine.warmup(params)
+        console.note(f"compiled in {seconds:.1f} s")
+
+
+def _compilation_cache(cfg: Experiment, console: RunConsole) -> None:
+    """JAX's persistent cache, kept apart by processor, since compiled CPU code may use what another one lacks."""
+    folder = pathlib.Path(cfg.run.compile_cache or user_cache() / "compiled" / _processor())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"the compile cache can't be made: {error}", where="run.compile_cache", expected="a writable folder"
+        ) from error
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
+    console.note(f"compile cache: {folder}")
+
+
+def user_cache() -> pathlib.Path:
+    """The user's cache folder; COEVO_CACHE moves it."""
+    return pathlib.Path(os.environ.get("COEVO_CACHE") or pathlib.Path.home() / ".cache" / "coevo-jax")
+
+
+def _processor() -> str:
+    try:
+        lines = [line for line in open("/proc/cpuinfo") if line.startswith(("model name", "flags", "Features"))]
+    except OSError:
+        lines = [os.uname().machine]
+    return hashlib.sha256("".join(sorted(set(lines))).encode()).hexdigest()[:12]

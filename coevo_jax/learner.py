@@ -1,0 +1,83 @@
+"""One set of trained weights and everything that belongs to it: optimizer state, frozen reference, published sampler weights.
+
+In single-model mode one Learner serves both roles; in two-model mode there are two.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from coevo_jax.config import Experiment
+from coevo_jax.learn.losses import resolve_loss, sft_loss
+from coevo_jax.learn.packing import Sample, pack
+from coevo_jax.learn.update import TrainState, init_state, make_logprobs, make_optimizer, make_update
+from coevo_jax.methods.supervised import warmup_optimizer
+from coevo_jax.models.load import LoadedModel
+from coevo_jax.models.spec import ModelSpec
+from coevo_jax.records.fingerprint import fingerprint
+
+
+@dataclasses.dataclass
+class Learner:
+    """Trained weights. `updates` by loss name ('policy', 'sft'); `publish` gives the sampler's copy of the parameters."""
+
+    name: str
+    cfg: Experiment
+    spec: ModelSpec
+    state: TrainState
+    updates: dict[str, Callable[..., tuple[TrainState, dict[str, Any]]]]
+    logprobs: Callable[[Any, Any, float], jax.Array]
+    mesh: Any = None
+    reference: Any = None  # frozen parameters of the KL term, where it has a weight
+    anchored: bool = False  # the loop has begun: reference taken, optimizer fresh
+    published: Any = None
+
+    def publish(self) -> None:
+        """Give the sampler the trainer's weights, and check that they are the same (design.md 4.7)."""
+        self.published = self.state.params if self._shared else _cast(self.state.params, self.cfg.policy.dtype)
+        if not self._shared and fingerprint(self.published) != fingerprint(_cast(self.state.params, self.cfg.policy.dtype)):
+            raise RuntimeError(f"{self.name}: the sampler's weights differ from the trainer's after publishing")
+
+    @property
+    def _shared(self) -> bool:
+        return self.cfg.policy.dtype == self.cfg.policy.param_dtype
+
+    def fresh_optimizer(self) -> None:
+        """New moments and step count: the loop starts its own optimizer after the warm-up."""
+        self.state = init_state(self.state.params, make_optimizer(self.cfg.optimizer))
+
+    def update(self, samples: list[Sample], loss: str, temperature: float) -> dict[str, float]:
+        """One update on a batch of samples; returns its metrics. The old parameters are donated: publish afterwards."""
+        rows = pack(samples, self.cfg.update)
+        if loss == "policy" and self.cfg.loss.kl_weight > 0:
+            assert self.reference is not None
+            rows = rows.replace(ref_logp=self.logprobs(self.reference, rows, temperature))
+        metrics: dict[str, Any] = {}
+        inner = self.cfg.update.inner_iterations if loss == "policy" else 1
+        if inner > 1:
+            rows = rows.replace(old_logp=self.logprobs(self.state.params, rows, temperature))
+        for _ in range(inner):
+            self.published = None  # the donated buffers may be the sampler's
+            self.state, metrics = self.updates[loss](self.state, rows, temperature)
+        return {name: float(value) for name, value in jax.device_get(metrics).items()}
+
+
+def make_learner(name: str, cfg: Experiment, model: LoadedModel, mesh: Any = None) -> Learner:
+    """A Learner over loaded weights."""
+    optimizer = make_optimizer(cfg.optimizer)
+    warm = make_optimizer(warmup_optimizer(cfg).optimizer)
+    updates = {
+        "policy": make_update(model.spec, optimizer, resolve_loss(cfg.loss), cfg, mesh),
+        "sft": make_update(model.spec, warm, sft_loss, cfg, mesh),
+    }
+    state = init_state(model.params, optimizer)
+    return Learner(name, cfg, model.spec, state, updates, make_logprobs(model.spec, cfg, mesh), mesh)
+
+
+def _cast(params: Any, dtype: str) -> Any:
+    return jax.tree.map(lambda p: p.astype(jnp.dtype(dtype)), params)

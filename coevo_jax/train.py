@@ -1,0 +1,205 @@
+"""The loop: runs a list of Stages over a run folder, readable from top to bottom. It knows no method by name.
+
+For each stage and update: make a batch (sample, judge, reward), update the stage's role, publish its weights to the sampler,
+write the rollouts, then the metrics row, then now and then a checkpoint. A kill costs the updates since the last checkpoint;
+they are done again and their rows come out equal (design.md 4.8).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from types import FrameType
+from typing import Any
+
+from coevo_jax.assemble import System, assemble
+from coevo_jax.config import Experiment
+from coevo_jax.config.override import to_dict
+from coevo_jax.errors import UserError
+from coevo_jax.methods.stage import Batch, Stage, Step
+from coevo_jax.progress import RunConsole
+from coevo_jax.records.checkpoint import Checkpoints
+from coevo_jax.records.metrics import MetricsWriter
+from coevo_jax.records.rollouts import write_rollouts
+from coevo_jax.records.run_folder import RunFolder, open_run
+
+
+@dataclasses.dataclass
+class Position:
+    """Where the run stands; all of it is in the checkpoint."""
+
+    stage: int = 0
+    done: int = 0  # updates of this stage that are finished
+    updates: int = 0
+    policy_updates: int = 0
+
+
+def train(cfg: Experiment, workdir: str, console: RunConsole | None = None) -> bool:
+    """Run the experiment in `workdir`, going on where an earlier run of the same config stopped. False when it was interrupted."""
+    console = console or RunConsole()
+    with open_run(workdir, to_dict(cfg)) as folder, _stop_on_signals(console) as stop:
+        system = assemble(cfg, console)
+        checkpoints = Checkpoints(folder.checkpoints, keep=cfg.run.keep)
+        metrics = MetricsWriter(folder.metrics)
+        try:
+            position = _restore(system, checkpoints, metrics, console)
+            finished = _run(system, position, folder, checkpoints, metrics, console, stop)
+        finally:
+            checkpoints.close()
+        console.summary(folder.path, finished)
+        return finished
+
+
+def _run(
+    system: System, position: Position, folder: RunFolder, checkpoints: Checkpoints, metrics: MetricsWriter, console: RunConsole,
+    stop: threading.Event,
+) -> bool:  # fmt: skip
+    cfg, total = system.cfg, sum(stage.updates for stage in system.stages)
+    for learner in system.learners.values():
+        learner.publish()
+    last_saved = position.updates
+    while position.stage < len(system.stages):
+        stage = system.stages[position.stage]
+        learner = system.learner_of(stage.role)
+        if position.done == 0:
+            _begin_stage(system, stage, checkpoints)
+            console.stage(stage.name, stage.cycle, stage.updates, position.updates, total)
+        while position.done < stage.updates:
+            if stop.is_set():
+                _save(system, position, checkpoints, metrics, block=True)
+                return False
+            start = perf_counter()
+            step = Step(position.updates, position.policy_updates, stage.cycle, stage.role)
+
+            # ------------------------------------------------------------------------------------------- make a batch
+            console.mark("batch", step.update)
+            batch = stage.make_batch(system.context, step)
+
+            # ------------------------------------------------------------------------------------------- update
+            console.mark("update", step.update)
+            with system.context.timed("update"):
+                learned = {"update/skipped": 1.0}
+                if batch.samples:
+                    temperature = system.temperature(stage)
+                    learned = learner.update(batch.samples, stage.loss, temperature) | {"update/skipped": 0.0}
+            with system.context.timed("publish"):
+                learner.publish()
+
+            # ------------------------------------------------------------------------------------------- write it down
+            if batch.rollouts and step.update % cfg.run.rollouts_every == 0:
+                write_rollouts(folder.rollouts, step.update, stage.role, batch.rollouts)
+            row = _row(system, stage, step, batch, learned, perf_counter() - start)
+            position.done += 1
+            position.updates += 1
+            position.policy_updates += stage.counts_as_policy
+            metrics.write(row)
+            console.update(row, position.updates)
+            if position.updates % cfg.run.save_every == 0 and position.done < stage.updates:
+                last_saved = position.updates
+                _save(system, position, checkpoints, metrics)
+        position.stage, position.done = position.stage + 1, 0
+        if position.stage == len(system.stages) or position.updates - last_saved >= cfg.run.save_every:
+            last_saved = position.updates
+            _save(system, position, checkpoints, metrics, block=position.stage == len(system.stages))
+    system.check_frozen()
+    return True
+
+
+def _begin_stage(system: System, stage: Stage, checkpoints: Checkpoints) -> None:
+    """The first stage that needs the reference anchors it: the weights as they are now, once a run."""
+    if stage.loss != "policy":
+        return
+    for learner in system.learners.values():
+        if not learner.anchored:
+            learner.anchored = True
+            learner.fresh_optimizer()
+            if system.cfg.loss.kl_weight > 0:
+                checkpoints.save_reference(learner.state.params, f"reference_{learner.name}")
+                learner.reference = checkpoints.load_reference(learner.state.params, f"reference_{learner.name}")
+            learner.publish()
+
+
+def _row(system: System, stage: Stage, step: Step, batch: Batch, learned: dict[str, float], seconds: float) -> dict[str, Any]:
+    """The metrics row of an update."""
+    parts, stats = system.context.seconds, system.take_sampler_stats()
+    system.context.seconds = {}
+    row: dict[str, Any] = {"step": step.update, "cycle": step.cycle, "role": step.role, "stage": stage.name}
+    row |= {"policy_updates": step.policy_updates, **batch.metrics, **learned, **stats}
+    row |= {f"time/{name}": value for name, value in parts.items()} | {"time/total": seconds}
+    if system.compat:
+        row["compat"] = ",".join(system.compat)
+    return row
+
+
+# ------------------------------------------------------------------------------------------------------- save and resume
+
+
+def _save(
+    system: System, position: Position, checkpoints: Checkpoints, metrics: MetricsWriter, block: bool = False
+) -> None:  # fmt: skip
+    """Everything that the next update depends on, in one atomic checkpoint (design.md 4.8)."""
+    state = {name: learner.state for name, learner in system.learners.items()}
+    host = {
+        "position": dataclasses.asdict(position),
+        "metrics_rows": metrics.cursor,
+        "streams": {name: stream.state() for name, stream in system.context.streams.items()},
+        "anchored": sorted(name for name, learner in system.learners.items() if learner.anchored),
+        "frozen": system.frozen_fingerprints,
+    }
+    checkpoints.save(position.updates, state, host, system.context.buffer.state(), block=block)
+
+
+def _restore(system: System, checkpoints: Checkpoints, metrics: MetricsWriter, console: RunConsole) -> Position:
+    """Take up the last good checkpoint, or start from nothing (rows of a run that never saved are dropped)."""
+    restored = checkpoints.restore_latest({name: learner.state for name, learner in system.learners.items()})
+    if restored is None:
+        dropped = metrics.truncate_to(0)
+        if dropped:
+            console.note(f"no checkpoint was committed: {dropped} updates are done again from the start")
+        return Position()
+    for reason in restored.skipped:
+        console.note(f"checkpoint skipped: {reason}")
+    host = restored.host
+    if host["frozen"] != system.frozen_fingerprints:
+        raise UserError(
+            "the frozen weights differ from those this run began with", where="judge.source",
+            expected=f"fingerprints {host['frozen']}, found {system.frozen_fingerprints}",
+        )  # fmt: skip
+    for name, learner in system.learners.items():
+        learner.state = restored.state[name]
+        learner.anchored = name in host["anchored"]
+        if learner.anchored and system.cfg.loss.kl_weight > 0:
+            learner.reference = checkpoints.load_reference(learner.state.params, f"reference_{name}")
+    for name, state in host["streams"].items():
+        system.context.streams[name].restore(state)
+    system.context.buffer.restore(restored.arrays)
+    dropped = metrics.truncate_to(host["metrics_rows"])
+    position = Position(**host["position"])
+    console.note(f"resumed after update {position.updates}" + (f"; {dropped} later updates are done again" if dropped else ""))
+    return position
+
+
+@contextmanager
+def _stop_on_signals(console: RunConsole) -> Iterator[threading.Event]:
+    """Ctrl-C and SIGTERM finish the update, save and stop; a second one stops at once."""
+    stop = threading.Event()
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+        console.note(f"{signal.Signals(number).name}: finishing this update, then saving; once more to stop at once")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,48 @@
+"""Flags -> config -> train, or look without training (--print_config, --dry_run).
+
+python run.py --config=configs/smollm2_demo.py --workdir=runs/demo --config.schedule.k=4
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+DEFAULT = "configs/smollm2_demo.py"
+
+
+def main(argv: list[str]) -> int:
+    """Exit code: 0 finished, 2 bad input, 130 stopped by a signal (the same command goes on)."""
+    from coevo_jax.errors import UserError
+
+    try:
+        return _main(argv)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+
+
+def _main(argv: list[str]) -> int:
+    from coevo_jax.cli import parse_flags, resolve
+
+    flags = parse_flags(argv, DEFAULT)
+    cfg = resolve(flags)
+    if flags.print_config:
+        from coevo_jax.config.override import print_config
+
+        print(print_config(cfg))
+        return 0
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # local files only; nothing is downloaded without saying so
+    from coevo_jax.train import dry_run, train
+
+    if flags.dry_run:
+        dry_run(cfg)
+        return 0
+    return 0 if train(cfg, flags.workdir or f"runs/{cfg.name}") else 130
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
