@@ -214,7 +214,8 @@ def user_cache() -> pathlib.Path:
 
 def _processor() -> str:
     try:
-        lines = [line for line in open("/proc/cpuinfo") if line.startswith(("model name", "flags", "Features"))]
+        text = pathlib.Path("/proc/cpuinfo").read_text()
+        lines = [line for line in text.splitlines() if line.startswith(("model name", "flags", "Features"))]
     except OSError:
         lines = [os.uname().machine]
     return hashlib.sha256("".join(sorted(set(lines))).encode()).hexdigest()[:12]

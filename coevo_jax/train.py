@@ -39,7 +39,7 @@ class Position:
 
 
 def train(cfg: Experiment, workdir: str, console: RunConsole | None = None) -> bool:
-    """Run the experiment in `workdir`, going on where an earlier run of the same config stopped. False when it was interrupted."""
+    """Run the experiment in `workdir`, going on where an earlier run of this config stopped. False: it was interrupted."""
     console = console or RunConsole()
     with open_run(workdir, to_dict(cfg)) as folder, _stop_on_signals(console) as stop:
         system = assemble(cfg, console)

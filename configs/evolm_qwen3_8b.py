@@ -1,4 +1,4 @@
-"""EvoLM's main experiment (arXiv 2605.03871): Qwen3-8B answers and writes rubrics, Qwen3-1.7B judges, 10 cycles of 50 + 50 updates.
+"""EvoLM's main experiment (arXiv 2605.03871): Qwen3-8B answers and writes rubrics, Qwen3-1.7B judges, 10 cycles of 100.
 
     python -m coevo_jax.data prepare --input tulu3_preference_mixture/*.parquet --column messages \
         --tokenizer /models/Qwen3-8B --max_tokens 2048 --output tulu3_prompts.jsonl
@@ -6,7 +6,8 @@
         --config.policy.source=/models/Qwen3-8B --config.judge.source=/models/Qwen3-1.7B --config.data.prompts=tulu3_prompts.jsonl
 
 Data: the first user turns of the Tulu 3 preference mixture, about 271K prompts after deduplication.
-Hardware: a v5p-16 or v4-32 slice; this code was never run on a TPU. Expected by the paper: RewardBench 2 46.0, 12-task average 69.3.
+Hardware: a v5p-16 or v4-32 slice; this code was never run on a TPU.
+Expected by the paper: RewardBench 2 46.0, 12-task average 69.3.
 
 Where the released code differs, the paper is followed; each difference has a switch:
   compat.train_rubric_prompt=rubric_long    the trained rubric prompt is not the deployed one
@@ -59,6 +60,6 @@ def get_config() -> Experiment:
         optimizer=OptimizerConfig(lr=1e-6),
         update=UpdateConfig(pack_length=18432, max_segments=16, rows_per_micro=16, remat="full", attention="splash"),
         sampler=SamplerConfig(slots=256, max_prompt=24576, max_new=16384, steps_per_dispatch=64, kv_dtype="bfloat16"),
-        mesh=MeshConfig(data=1, fsdp=-1, tensor=4),
+        mesh=MeshConfig(data=-1, fsdp=2, tensor=4),
         run=RunConfig(save_every=25, keep=2),
     )  # fmt: skip

@@ -3,7 +3,8 @@
     make demo            (or: python run.py --config=configs/smollm2_demo.py --workdir=runs/smollm2_demo)
 
 Hardware: any laptop, 2 cores and 8 GB of memory. README states the time and the table it ends with.
-Expected: the whole loop in small. After the warm-up most rubrics are valid; rewards move, but a 135M judge proves no gain in quality.
+Expected: the whole loop in small. After the warm-up most rubrics are valid; rewards move, but a 135M judge
+proves no gain in quality.
 """
 
 from coevo_jax.config import (
