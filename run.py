@@ -36,7 +36,8 @@ def _main(argv: list[str]) -> int:
         print(print_config(cfg))
         return 0
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # local files only; nothing is downloaded without saying so
-    from coevo_jax.train import dry_run, train
+    from coevo_jax.dry_run import dry_run
+    from coevo_jax.train import train
 
     if flags.dry_run:
         dry_run(cfg)

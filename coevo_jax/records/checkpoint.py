@@ -91,16 +91,14 @@ class Checkpoints:
         self._check_space(path, state)
         meta = {"step": int(step), "references": self._references, "leaves": describe(state)}
         self._start(path, state, {"meta": meta, "host": plain(dict(host))}, dict(arrays or {}))
+        self._pending = path
         if block:
             self.wait()
 
     def wait(self) -> None:
         """Until the running save is committed; then older checkpoints than the newest `keep` go. UserError as in save."""
         path, self._pending = self._pending, None
-        try:
-            self._checkpointer.wait_until_finished()
-        except Exception as error:
-            raise self._failed(path or self.folder, error) from error
+        self._finish(path or self.folder)
         if path is not None:
             self._good.add(path)
             self._delete_old()
@@ -118,7 +116,12 @@ class Checkpoints:
             self._checkpointer.save(path, args=items)
         except Exception as error:
             raise self._failed(path, error) from error
-        self._pending = path
+
+    def _finish(self, path: pathlib.Path) -> None:
+        try:
+            self._checkpointer.wait_until_finished()
+        except Exception as error:
+            raise self._failed(path, error) from error
 
     def _failed(self, path: pathlib.Path, error: Exception) -> Exception:
         """The error to raise for a failed save; the half-written folder gives its space back."""
@@ -152,8 +155,8 @@ class Checkpoints:
             doomed = path.with_name(path.name + TEMPORARY)
             try:
                 path.rename(doomed)
-            except FileNotFoundError:
-                continue
+            except OSError:
+                continue  # gone already, or it stays: never a reason to stop a run
             shutil.rmtree(doomed, ignore_errors=True)
         self._bad.clear()
 
@@ -256,13 +259,13 @@ class Checkpoints:
         Called again with the same bits it writes nothing; with others it is a UserError: a reference is never re-anchored.
         """
         self.wait()
-        print_ = fingerprint(params)
-        path = self.folder / name
+        self._tidy_temporary()
+        path, found = self.folder / name, fingerprint(params)
         if path.is_dir() and why_bad(path) is None:
             stored = read_host(path / "host")[0][0]["meta"]["fingerprint"]
-            if stored != print_:
+            if stored != found:
                 raise UserError(
-                    f"the reference parameters differ from those this run began with ({print_}, stored {stored})",
+                    f"the reference parameters differ from those this run began with ({found}, stored {stored})",
                     where=str(path),
                     expected="the same model source, or another --workdir",
                 )
@@ -270,18 +273,10 @@ class Checkpoints:
             if path.is_dir() and jax.process_index() == 0:
                 shutil.rmtree(path)
             self._check_space(path, params)
-            self._start(path, params, {"meta": {"fingerprint": print_, "leaves": describe(params)}, "host": {}}, {})
-            self._pending = None
-            self.wait_reference(path)
-        self._references[name] = print_
-        return print_
-
-    def wait_reference(self, path: pathlib.Path) -> None:
-        """Until the reference at `path` is committed."""
-        try:
-            self._checkpointer.wait_until_finished()
-        except Exception as error:
-            raise self._failed(path, error) from error
+            self._start(path, params, {"meta": {"fingerprint": found, "leaves": describe(params)}, "host": {}}, {})
+            self._finish(path)
+        self._references[name] = found
+        return found
 
     def load_reference(self, template: Any, name: str = "reference") -> Any:
         """The stored reference with the template's shardings. UserError: missing, corrupt, not the checkpoint's."""

@@ -1,0 +1,101 @@
+"""--dry_run: load everything, show what would happen, train nothing: rendered prompts, batch arithmetic, memory by part.
+
+Axes: B rows of a micro-batch, T tokens of a row, D model, V vocabulary, L layers, K kv heads, d head width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from coevo_jax.assemble import System, assemble
+from coevo_jax.config import Experiment
+from coevo_jax.models.spec import ModelSpec
+from coevo_jax.progress import RunConsole
+from coevo_jax.text.prompts import render_prompt
+
+GIB = 2**30
+
+
+def dry_run(cfg: Experiment, console: RunConsole | None = None) -> None:
+    """Print three rendered prompts as text and ids, the batch arithmetic, and memory by part in GiB."""
+    console = console or RunConsole()
+    system = assemble(cfg, console, warm_up=False)
+    for title, ids in _prompts(system):
+        voice = system.context.voices["rubric" if title == "rubric" else "policy"]
+        console.note(f"\n== {title} prompt, {len(ids)} tokens\n{voice.tokenizer.decode(ids, keep_special=True)}\nids {ids}")
+    for line in _arithmetic(system):
+        console.note(line)
+    rows = [[name, f"{size / GIB:.3f}"] for name, size in memory(system).items()]
+    rows.append(["sum", f"{sum(memory(system).values()) / GIB:.3f}"])
+    console.console.table(["memory", "GiB"], rows, title="\nmemory by part, over all devices")
+
+
+def _prompts(system: System) -> list[tuple[str, list[int]]]:
+    context = system.context
+    if "policy" not in context.streams:
+        return []
+    question = context.streams["policy"].peek(0)["prompt"]
+    out = [("answer", context.answer_prompt(question)), ("rubric", context.rubric_prompt(question))]
+    judge = {"question": question, "rubric": "(the rubric)", "answer": "(the answer)"}
+    name = "judge_score" if system.cfg.judge.protocol == "json_score" else "judge_criteria"
+    if system.cfg.judge.protocol == "criterion_logits":
+        name, judge = "criterion_yes_no", {"question": question, "answer": "(the answer)", "criterion": "(one criterion)"}
+    messages = render_prompt(name, **judge)
+    out.append(("judge", context.voices["policy"].tokenizer.render_messages(messages, thinking=system.cfg.judge.thinking)))
+    return out
+
+
+def _arithmetic(system: System) -> list[str]:
+    s, u = system.cfg.schedule, system.cfg.update
+    updates = sum(stage.updates for stage in system.stages)
+    return [
+        "\n== batch arithmetic",
+        f"{s.prompts} prompts x {s.group} samples = {s.prompts * s.group} sequences an update, {u.inner_iterations} optimizer step(s)",
+        f"packed rows of {u.pack_length} tokens, {u.rows_per_micro} rows a micro-batch, at most {u.max_segments} sequences a row",
+        f"stages: {' '.join(f'{stage.name} x{stage.updates}' for stage in system.stages)} = {updates} updates",
+    ]
+
+
+def memory(system: System) -> dict[str, int]:
+    """Bytes of each part that lives through the run, and the largest passing ones (activations of a micro-batch, gradients)."""
+    cfg, out = system.cfg, {}
+    for name, learner in system.learners.items():
+        params = _bytes(learner.state.params)
+        out[f"{name} parameters"] = params
+        out[f"{name} optimizer state"] = _bytes(learner.state.opt_state)
+        out[f"{name} gradients"] = params
+        if cfg.loss.kl_weight > 0:
+            out[f"{name} reference"] = params
+        if cfg.policy.dtype != cfg.policy.param_dtype:
+            out[f"{name} sampler copy"] = (
+                params * np.dtype(cfg.policy.dtype).itemsize // np.dtype(cfg.policy.param_dtype).itemsize
+            )
+    for name, params in system.frozen.items():
+        out[name] = _bytes(params)
+    for i, engine in enumerate(system.engines):
+        out[f"sampler keys and values {i}" if i else "sampler keys and values"] = kv_bytes(engine.spec, cfg)
+    out["activations of a micro-batch"] = activation_bytes(system.learners["policy"].spec, cfg)
+    return out
+
+
+def kv_bytes(spec: ModelSpec, cfg: Experiment) -> int:
+    """Keys and values of all slots at full length."""
+    s = cfg.sampler
+    size = 4 if s.kv_dtype == "float32" else 2
+    return 2 * spec.layers * s.slots * (s.max_prompt + s.max_new) * spec.kv_heads * spec.head_dim * size
+
+
+def activation_bytes(spec: ModelSpec, cfg: Experiment) -> int:
+    """Residual stream kept per layer under full remat, one layer's inner values, and a chunk of logits, all in float32."""
+    tokens = cfg.update.rows_per_micro * cfg.update.pack_length
+    layer = tokens * (4 * spec.hidden_size + 3 * spec.mlp_size + (spec.heads + 2 * spec.kv_heads) * spec.head_dim)
+    scores = tokens * cfg.update.pack_length * spec.heads if cfg.update.attention == "xla" else 0
+    logits = cfg.update.rows_per_micro * cfg.update.logprob_chunk * spec.vocab_size
+    return 4 * (tokens * spec.hidden_size * spec.layers + 2 * layer + 2 * scores + 2 * logits)
+
+
+def _bytes(tree: Any) -> int:
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
