@@ -261,15 +261,16 @@ class Checkpoints:
         self.wait()
         self._tidy_temporary()
         path, found = self.folder / name, fingerprint(params)
-        if path.is_dir() and why_bad(path) is None:
-            stored = read_host(path / "host")[0][0]["meta"]["fingerprint"]
-            if stored != found:
+        whole = path.is_dir() and why_bad(path) is None
+        stored = read_host(path / "host")[0][0]["meta"]["fingerprint"] if whole else found
+        for wanted in (stored, self._references.get(name, found)):
+            if wanted != found:
                 raise UserError(
-                    f"the reference parameters differ from those this run began with ({found}, stored {stored})",
+                    f"the reference parameters differ from those this run began with ({found}, stored {wanted})",
                     where=str(path),
                     expected="the same model source, or another --workdir",
                 )
-        else:
+        if not whole:
             if path.is_dir() and jax.process_index() == 0:
                 shutil.rmtree(path)
             self._check_space(path, params)
