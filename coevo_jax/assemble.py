@@ -13,8 +13,7 @@ import jax.numpy as jnp
 
 from coevo_jax.config import Experiment, ModelConfig
 from coevo_jax.config.validate import compat_warnings
-from coevo_jax.data import PromptSet, SlotStream, read_prompts
-from coevo_jax.data.demonstrations import read_demonstrations
+from coevo_jax.data import PromptSet, SlotStream, read_chat, read_prompts
 from coevo_jax.errors import UserError
 from coevo_jax.judges import Judge, make_judge
 from coevo_jax.learner import Learner, make_learner
@@ -162,9 +161,9 @@ def _streams(cfg: Experiment, tokenizer: ChatTokenizer, console: RunConsole) -> 
     streams: dict[str, SlotStream] = {}
     role = "policy"
     if cfg.warmup.updates:
-        records = supervised.split_turns(read_demonstrations(cfg.warmup.data))
+        records = supervised.split_turns(list(read_chat(cfg.warmup.data, key="warmup.data").records))
         role = "rubric" if "rubric" in records[0] else "policy"
-        streams["warmup"] = SlotStream(PromptSet.of(records), cfg.warmup.seed, cfg.warmup.batch)
+        streams["warmup"] = SlotStream(PromptSet.of(records, cfg.warmup.data), cfg.warmup.seed, cfg.warmup.batch, "warmup")
     if cfg.schedule.mode == "sft":
         return streams, role
 
@@ -175,7 +174,7 @@ def _streams(cfg: Experiment, tokenizer: ChatTokenizer, console: RunConsole) -> 
     prompts = read_prompts(cfg.data, count, cfg.seed)
     console.note(f"{len(prompts)} prompts" + (f", {prompts.filtered} over the limit left out" if prompts.filtered else ""))
     for name in ("policy", "rubric"):
-        streams[name] = SlotStream(prompts, cfg.seed, cfg.schedule.prompts)
+        streams[name] = SlotStream(prompts, cfg.seed, cfg.schedule.prompts, name)
     return streams, role
 
 

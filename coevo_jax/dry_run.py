@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import numpy as np
 
 from coevo_jax.assemble import System, assemble
 from coevo_jax.config import Experiment
@@ -37,7 +36,8 @@ def _prompts(system: System) -> list[tuple[str, list[int]]]:
     context = system.context
     if "policy" not in context.streams:
         return []
-    question = context.streams["policy"].peek(0)["prompt"]
+    stream = context.streams["policy"]
+    question = stream.prompts.records[stream.index(0, 0)]["prompt"]
     out = [("answer", context.answer_prompt(question)), ("rubric", context.rubric_prompt(question))]
     judge = {"question": question, "rubric": "(the rubric)", "answer": "(the answer)"}
     name = "judge_score" if system.cfg.judge.protocol == "json_score" else "judge_criteria"
@@ -53,7 +53,7 @@ def _arithmetic(system: System) -> list[str]:
     updates = sum(stage.updates for stage in system.stages)
     return [
         "\n== batch arithmetic",
-        f"{s.prompts} prompts x {s.group} samples = {s.prompts * s.group} sequences an update, {u.inner_iterations} optimizer step(s)",
+        f"{s.prompts} prompts x {s.group} samples = {s.prompts * s.group} sequences an update, {u.inner_iterations} pass(es)",
         f"packed rows of {u.pack_length} tokens, {u.rows_per_micro} rows a micro-batch, at most {u.max_segments} sequences a row",
         f"stages: {' '.join(f'{stage.name} x{stage.updates}' for stage in system.stages)} = {updates} updates",
     ]
