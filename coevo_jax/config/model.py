@@ -54,6 +54,8 @@ class JudgeConfig:
     retries: int = 2  # further tries of a failed verdict, each with its own noise
     min_yes_no_mass: float = 0.05  # criterion_logits: less probability on yes and no than this is a failure
     alarm_failure_share: float = 0.2  # warn when more verdicts of an update fail
+    oracle_noise: float = 0.0  # oracle: share of the criterion checks that a coin decides, 0 = a perfect judge
+    oracle_failure_rate: float = 0.0  # oracle: share of the verdicts that fail
     sha256: str = ""
 
 

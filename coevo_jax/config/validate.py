@@ -61,6 +61,7 @@ RANGES: dict[str, tuple[float, float]] = {
     ),
     **dict.fromkeys(
         (
+            *("judge.oracle_noise", "judge.oracle_failure_rate"),
             *("rubric.alpha", "judge.min_yes_no_mass", "judge.alarm_failure_share", "sampler.refill_free_share"),
             *("compat.top_p", "advantage.ddof", "optimizer.b1", "optimizer.b2"),
         ),
