@@ -51,6 +51,11 @@ class PromptSet:
     def __len__(self) -> int:
         return len(self.records)
 
+    @property
+    def filtered(self) -> int:
+        """Prompts over the token limit that were left out."""
+        return self.counts.get("over_limit", 0)
+
     @classmethod
     def of(cls, records: Iterable[Mapping[str, Any]], source: str = "") -> PromptSet:
         """A set of one component from records at hand; each must have an 'id'."""
@@ -72,8 +77,8 @@ class _Part:
 
 def read_prompts(
     cfg: DataConfig,
-    seed: int = 0,
     count_tokens: Callable[[str], int] | None = None,
+    seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> PromptSet:
     """The prompts of `cfg.prompts`, those over `cfg.max_prompt_tokens` filtered or refused, `cfg.heldout` of them set aside.

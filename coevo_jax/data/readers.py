@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypedDict
 
 from coevo_jax.errors import UserError, nearest
@@ -57,12 +57,13 @@ class Chat(TypedDict):
 # ------------------------------------------------------------------------------------------------------------- rows
 
 
-def read_rows(path: str, key: str = "") -> Iterator[tuple[str, Row]]:
+def read_rows(path: str, key: str = "", only: Collection[str] = ()) -> Iterator[tuple[str, Row]]:
     """('file:line', row) of each row. `key`: the configuration key that named the file. No rows: UserError."""
+    # only: of a Parquet file, the columns to decode; none = all.
     file = check_file(path, key)
     empty = True
     try:
-        for place, row in _parquet_rows(file) if file.suffix == ".parquet" else _jsonl_rows(file):
+        for place, row in _parquet_rows(file, only) if file.suffix == ".parquet" else _jsonl_rows(file):
             empty = False
             yield place, row
     except OSError as error:
@@ -110,14 +111,15 @@ def _json_row(line: str, place: str) -> Row:
     return row
 
 
-def _parquet_rows(file: pathlib.Path) -> Iterator[tuple[str, Row]]:
+def _parquet_rows(file: pathlib.Path, only: Collection[str]) -> Iterator[tuple[str, Row]]:
     import pyarrow
     import pyarrow.parquet
 
     number = 0
     try:
         with pyarrow.parquet.ParquetFile(file) as table:
-            for batch in table.iter_batches(batch_size=1024):
+            columns = [name for name in table.schema_arrow.names if name in only] if only else None
+            for batch in table.iter_batches(batch_size=1024, columns=columns):
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{file}, row {number}", row
