@@ -17,11 +17,13 @@ def test_default_is_temporal_contrast_alone():
     assert set(plan.sources(1, 0, range(200)).values()) == {"temporal"}
 
 
-def test_mixture_shares_follow_the_weights_in_any_scale():
-    plan = PairPlan.from_config(PairConfig(temporal=2.0, inferred=0.0, conditioned=6.0))
+@pytest.mark.parametrize("weights", [(2.0, 0.0, 6.0), (1.0, 2.0, 1.0), (0.0, 0.3, 0.1)])
+def test_mixture_shares_follow_the_weights_in_any_scale(weights):
+    plan = PairPlan.from_config(PairConfig(**dict(zip(SOURCES, weights))))
     found = collections.Counter(plan.source(1, update, slot) for update in range(20) for slot in range(100))
-    assert found["inferred"] == 0
-    assert abs(found["temporal"] / 2000 - 0.25) < 0.04  # four standard errors
+    for name, weight in zip(SOURCES, weights):
+        assert abs(found[name] / 2000 - weight / sum(weights)) < 0.045  # four standard errors
+        assert weight or not found[name]
 
 
 def test_source_depends_on_seed_update_slot_and_attempt_and_on_no_other_slot():

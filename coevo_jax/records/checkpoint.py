@@ -7,6 +7,7 @@ A save goes to a temporary folder, gets its manifest there and takes its name by
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import pathlib
 import re
@@ -14,6 +15,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import absl.logging
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -68,6 +70,7 @@ class Checkpoints:
         self._bad: set[pathlib.Path] = set()
         self._references: dict[str, str] = {}
         self._tidied = False
+        absl.logging.get_absl_logger().addFilter(_keep_record)
 
     # ---- save ----
 
@@ -300,6 +303,11 @@ class Checkpoints:
             )
         self._references[name] = found
         return params
+
+
+def _keep_record(record: logging.LogRecord) -> bool:
+    """Orbax logs tracebacks of a failed save from its threads; the same error is raised to the caller, and once is enough."""
+    return not (record.exc_info and f"{os.sep}orbax{os.sep}checkpoint{os.sep}" in record.pathname)
 
 
 def describe(tree: Any) -> dict[str, str]:
