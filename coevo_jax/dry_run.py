@@ -70,9 +70,8 @@ def memory(system: System) -> dict[str, int]:
         if cfg.loss.kl_weight > 0:
             out[f"{name} reference"] = params
         if cfg.policy.dtype != cfg.policy.param_dtype:
-            out[f"{name} sampler copy"] = (
-                params * np.dtype(cfg.policy.dtype).itemsize // np.dtype(cfg.policy.param_dtype).itemsize
-            )
+            sizes = [jnp.dtype(d).itemsize for d in (cfg.policy.dtype, cfg.policy.param_dtype)]
+            out[f"{name} sampler copy"] = params * sizes[0] // sizes[1]
     for name, params in system.frozen.items():
         out[name] = _bytes(params)
     for i, engine in enumerate(system.engines):
