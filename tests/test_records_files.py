@@ -245,7 +245,7 @@ def test_means_of_nothing_and_of_nan(tmp_path):
 
 def test_rollouts_are_overwritten_whole_and_read_in_order(tmp_path):
     folder = tmp_path / "rollouts"
-    rows = [{"ids": np.arange(3), "reward": np.float32(0.5), "text": "line\u2028break\nand more", "bad": float("nan")}]
+    rows = [{"ids": np.arange(3), "reward": np.float32(0.5), "text": "line\u2028break\nand more \ud83d", "bad": float("nan")}]
     write_rollouts(folder, 12, "policy", [{"old": 1}] * 5)
     path = write_rollouts(folder, 12, "policy", rows)
     assert path.name == "update_000012_policy.jsonl"

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import shutil
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,9 @@ from typing import Any
 import numpy as np
 
 from coevo_jax.errors import UserError
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def free_space(path: pathlib.Path) -> str:
@@ -74,5 +78,6 @@ def plain(value: Any) -> Any:
 
 
 def dumps(value: Any) -> str:
-    """One line of JSON, text as UTF-8."""
-    return json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
+    """One line of JSON, text as UTF-8. A lone surrogate, which a model can write as a JSON escape, stays an escape."""
+    text = json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
+    return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

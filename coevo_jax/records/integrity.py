@@ -85,7 +85,7 @@ class HostHandler(ocp.AsyncCheckpointHandler):
         """The bytes are made here, so later changes of the host state do not reach the file; they are written behind."""
         folder = pathlib.Path(directory)
         name = f"process_{args.process:05d}"
-        files = {f"{name}.json": dumps(args.host).encode("utf-8", "surrogatepass"), f"{name}.npz": _npz(args.arrays)}
+        files = {f"{name}.json": dumps(args.host).encode(), f"{name}.npz": _npz(args.arrays)}
         return [self._pool.submit((folder / file).write_bytes, data) for file, data in files.items()]
 
     def save(self, directory: Any, args: HostSave) -> None:  # type: ignore[override]
@@ -118,7 +118,7 @@ def read_host(folder: pathlib.Path) -> list[tuple[dict[str, Any], dict[str, np.n
     parts = []
     for path in sorted(folder.glob("process_*.json")):
         with np.load(path.with_suffix(".npz"), allow_pickle=False) as arrays:
-            host = json.loads(path.read_bytes().decode("utf-8", "surrogatepass"))
+            host = json.loads(path.read_bytes())
             parts.append((host, {name: arrays[name] for name in arrays.files}))
     return parts
 

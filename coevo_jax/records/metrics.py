@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from coevo_jax.errors import UserError
-from coevo_jax.records.files import disk_errors
+from coevo_jax.records.files import disk_errors, dumps
 
 Value = float | int | str | None
 
@@ -34,7 +34,7 @@ class MetricsWriter:
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append one row. NaN and infinities become null and their names are listed under 'nonfinite'."""
-        line = (json.dumps(clean_row(row), ensure_ascii=False, allow_nan=False) + "\n").encode()
+        line = (dumps(clean_row(row)) + "\n").encode()
         try:
             with disk_errors(self.path, "write a metrics row"), open(self.path, "ab") as file:
                 self._check_size(file.tell())
