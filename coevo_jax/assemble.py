@@ -56,15 +56,17 @@ class System:
         return (self.cfg.answer if stage.role == "policy" else self.cfg.rubric_sampling).temperature
 
     def take_sampler_stats(self) -> dict[str, float]:
-        """Counts and rates of the engines since the last call."""
-        tokens = sum(e.stats.tokens for e in self.engines)
-        seconds = sum(e.stats.seconds for e in self.engines)
-        busiest = max(self.engines, key=lambda e: e.stats.tokens, default=None)
-        out = {"tokens/sampled": float(tokens), "tokens/prefilled": float(sum(e.stats.prefill_tokens for e in self.engines))}
-        if tokens and busiest is not None:
-            out |= {"sampler/tokens_per_second": tokens / max(seconds, 1e-9), "sampler/occupancy": busiest.stats.occupancy}
-        for engine in self.engines:
-            engine.stats.reset()
+        """Counts of the engines since the last call."""
+        used = [engine.stats for engine in self.engines]
+        out = {
+            "tokens/sampled": float(sum(s.tokens for s in used)),
+            "tokens/prefilled": float(sum(s.prefill_tokens for s in used)),
+            "sampler/dispatches": float(sum(s.dispatches for s in used)),
+        }
+        if slot_steps := sum(s.slot_steps for s in used):
+            out["sampler/occupancy"] = sum(s.row_steps for s in used) / slot_steps
+        for stats in used:
+            stats.reset()
         return out
 
     def check_frozen(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from coevo_jax.assemble import System, assemble
 from coevo_jax.config import Experiment

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from coevo_jax.config import Experiment
 from coevo_jax.learn.losses import resolve_loss, sft_loss
 from coevo_jax.learn.packing import Sample, pack
-from coevo_jax.learn.update import TrainState, init_state, make_logprobs, make_optimizer, make_update
+from coevo_jax.learn.update import TrainState, init_state, make_logprobs, make_optimizer, make_update, rows_devices
 from coevo_jax.methods.supervised import warmup_optimizer
 from coevo_jax.models.load import LoadedModel
 from coevo_jax.models.spec import ModelSpec
@@ -53,7 +53,7 @@ class Learner:
 
     def update(self, samples: list[Sample], loss: str, temperature: float) -> dict[str, float]:
         """One update on a batch of samples; returns its metrics. The old parameters are donated: publish afterwards."""
-        rows = pack(samples, self.cfg.update)
+        rows = pack(samples, self.cfg.update, devices=rows_devices(self.mesh))
         if loss == "policy" and self.cfg.loss.kl_weight > 0:
             assert self.reference is not None
             rows = rows.replace(ref_logp=self.logprobs(self.reference, rows, temperature))

@@ -129,6 +129,8 @@ def _row(system: System, stage: Stage, step: Step, batch: Batch, learned: dict[s
     system.context.seconds = {}
     row: dict[str, Any] = {"step": step.update, "cycle": step.cycle, "role": step.role, "stage": stage.name}
     row |= {"policy_updates": step.policy_updates, **batch.metrics, **learned, **stats}
+    if parts.get("sample"):
+        row["sampler/tokens_per_second"] = stats["tokens/sampled"] / parts["sample"]
     row |= {f"time/{name}": value for name, value in parts.items()} | {"time/total": seconds}
     if system.compat:
         row["compat"] = ",".join(system.compat)
