@@ -16,7 +16,6 @@ import numpy as np
 
 from coevo_jax.errors import UserError
 
-
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
