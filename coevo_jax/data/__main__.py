@@ -44,6 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("stopped; nothing was written", file=sys.stderr)
+        return 130
     print(f"{manifest['output']['prompts']:,} prompts in {flags.output} (sha256 {manifest['output']['sha256']})")
     print(f"counts and hashes in {manifest_of(flags.output)}")
     return 0

@@ -134,7 +134,7 @@ def _texts(row: Row, column: str, place: str) -> Iterator[str]:
 # ------------------------------------------------------------------------------------------------------------- stream
 
 
-def prepare(options: Options, log: IO[str] = sys.stderr) -> dict[str, Any]:
+def prepare(options: Options, log: IO[str] | None = None) -> dict[str, Any]:
     """Write the prompt file and its manifest; the manifest. UserError for bad input, and then nothing is written."""
     output, manifest_path = pathlib.Path(options.output), manifest_of(options.output)
     _check(options, output, manifest_path)
@@ -146,7 +146,7 @@ def prepare(options: Options, log: IO[str] = sys.stderr) -> dict[str, Any]:
     temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "w", encoding="utf-8") as file:
-            progress = _Progress(counts, log)
+            progress = _Progress(counts, log or sys.stderr)
             for record in _filter_length(_distinct(options, counts, benchmarks, progress), options, counts, count):
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
                 counts.kept += 1

@@ -102,7 +102,7 @@ def _jsonl_rows(file: pathlib.Path) -> Iterator[tuple[str, Row]]:
 
 def _json_row(line: str, place: str) -> Row:
     try:
-        row = json.loads(line)
+        row = json.loads(line.strip())
     except (json.JSONDecodeError, RecursionError) as error:
         reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else "nested too deep"
         raise UserError(f"the line is not JSON: {reason}", where=place, expected="one JSON object a line") from None
@@ -123,7 +123,9 @@ def _parquet_rows(file: pathlib.Path, only: Collection[str]) -> Iterator[tuple[s
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{file}, row {number}", row
-    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno:  # of the file system; damaged pages are OSErrors without a number
+            raise
         reason = str(error).strip().splitlines()[0]
         raise UserError(
             f"not a readable Parquet file: {reason}", where=f"{file}, after row {number}", expected="Parquet"
