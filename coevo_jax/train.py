@@ -24,7 +24,7 @@ from coevo_jax.methods.stage import Batch, Stage, Step
 from coevo_jax.progress import RunConsole
 from coevo_jax.records.checkpoint import Checkpoints
 from coevo_jax.records.metrics import MetricsWriter
-from coevo_jax.records.rollouts import write_rollouts
+from coevo_jax.records.rollouts import drop_rollouts_after, write_rollouts
 from coevo_jax.records.run_folder import RunFolder, open_run
 
 
@@ -47,6 +47,7 @@ def train(cfg: Experiment, workdir: str, console: RunConsole | None = None) -> b
         metrics = MetricsWriter(folder.metrics)
         try:
             position = _restore(system, checkpoints, metrics, console)
+            drop_rollouts_after(folder.rollouts, position.updates - 1)
             finished = _run(system, position, folder, checkpoints, metrics, console, stop)
         finally:
             checkpoints.close()
