@@ -1,0 +1,244 @@
+"""One optimizer step: packed rows in, new state out. The old state's memory is donated to the new one.
+
+Axes: M micro-batches, B rows of one, T tokens of a row. Rows are spread over the mesh axes data and fsdp.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from coevo_jax.config import Experiment, LossConfig, OptimizerConfig
+from coevo_jax.errors import UserError
+from coevo_jax.learn.losses import Loss, count, drop_truncated
+from coevo_jax.learn.packing import TokenBatch
+from coevo_jax.mesh import RULES, batch_sharding, param_shardings, replicated
+from coevo_jax.models.forward import Params, forward, param_shapes
+from coevo_jax.models.logprobs import token_logprobs
+from coevo_jax.models.spec import ModelSpec
+
+Metrics = dict[str, jax.Array]
+
+
+class TrainState(struct.PyTreeNode):
+    """What an update changes. `step` counts the updates that were applied."""
+
+    params: Params
+    opt_state: Any
+    step: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """An optax transformation and its learning rate by step."""
+
+    transform: optax.GradientTransformation
+    lr: Callable[[Any], Any]
+
+
+# -------------------------------------------------------------------------------------------------------------- optimizer
+
+
+def make_optimizer(cfg: OptimizerConfig, updates: int = 0) -> Optimizer:
+    """AdamW after a clip of the global gradient norm (grad_clip = 0: none). Weights decay, norms and biases don't.
+
+    `updates`: length of a cosine schedule, which falls to 0; a constant one needs none.
+    """
+    if cfg.name != "adamw":
+        raise UserError(f"unknown optimizer {cfg.name!r}", where="optimizer.name", expected="adamw")
+    lr = _schedule(cfg, updates)
+    adamw = optax.adamw(lr, cfg.b1, cfg.b2, cfg.eps, mu_dtype=cfg.mu_dtype, weight_decay=cfg.weight_decay, mask=_decays)
+    clip = optax.clip_by_global_norm(cfg.grad_clip) if cfg.grad_clip > 0 else optax.identity()
+    return Optimizer(optax.chain(clip, adamw), lr)
+
+
+def _schedule(cfg: OptimizerConfig, updates: int) -> Callable[[Any], Any]:
+    """Linear warm-up from lr / warmup_steps, so that the first update already moves, then constant or cosine."""
+    after = max(updates - cfg.warmup_steps, 1)
+    if cfg.schedule == "cosine" and updates < 1:
+        raise UserError("a cosine schedule needs the number of updates", where="optimizer.schedule", expected="constant")
+
+    def lr(step: Any) -> jax.Array:
+        step = jnp.asarray(step, jnp.float32)
+        rise = jnp.minimum(1.0, (step + 1) / max(cfg.warmup_steps, 1))
+        done = jnp.clip((step - cfg.warmup_steps) / after, 0.0, 1.0)
+        fall = 0.5 * (1 + jnp.cos(jnp.pi * done)) if cfg.schedule == "cosine" else 1.0
+        return cfg.lr * rise * fall
+
+    return lr
+
+
+def _decays(params: Params) -> Any:
+    def is_weight(path: tuple[Any, ...], leaf: Any) -> bool:
+        return not str(path[-1].key).endswith(("norm", "bias"))
+
+    return jax.tree_util.tree_map_with_path(is_weight, params)
+
+
+def init_state(params: Params, optimizer: Optimizer) -> TrainState:
+    """A state at step 0. The parameters are taken as they are, not copied: the first update donates them."""
+    state = TrainState(params, optimizer.transform.init(params), jnp.zeros((), jnp.int32))
+    shardings = jax.tree.map(lambda p: p.sharding, params)
+    example = jax.tree.leaves(shardings)[0]
+    # Laid out as an update leaves it, so that the second update doesn't compile again.
+    return _arrange(state, optimizer, shardings, example.mesh, jax.device_put) if isinstance(example, NamedSharding) else state
+
+
+# ----------------------------------------------------------------------------------------------------------------- update
+
+
+def make_update(spec: ModelSpec, optimizer: Optimizer, loss: Loss, cfg: Experiment, mesh: Mesh | None = None) -> Any:
+    """jitted `update(state, batch [M,B,T], temperature) -> (state, metrics)`; the state passed in is donated.
+
+    An update whose gradient is not finite changes nothing and reports nonfinite = 1. Metrics are float32 scalars: those of the
+    loss, and loss, grad_norm, update_norm, param_norm, lr, nonfinite, tokens/trained.
+    """
+    loss_cfg = loss_config(cfg)
+
+    def micro_loss(params: Params, batch: TokenBatch, denominators: Any, temperature: Any) -> tuple[jax.Array, Metrics]:
+        logp, entropy = batch_logprobs(params, spec, batch, temperature, cfg)
+        total, metrics = loss(logp, entropy, batch, denominators, loss_cfg)
+        return total, {"loss": total, **metrics}
+
+    def update(state: TrainState, batch: TokenBatch, temperature: Any) -> tuple[TrainState, Metrics]:
+        batch = drop_truncated(batch) if loss_cfg.mask_truncated else batch
+        denominators = count(batch)
+        grads, metrics = summed_gradients(
+            lambda params, micro: micro_loss(params, micro, denominators, temperature), state.params, batch, spec, mesh
+        )
+        state, applied = apply_gradients(state, grads, optimizer)
+        if mesh is not None:
+            shardings = param_shardings(param_shapes(spec), mesh)
+            state = _arrange(state, optimizer, shardings, mesh, lax.with_sharding_constraint)
+        return state, {**metrics, **applied, "tokens/trained": batch.mask.sum().astype(jnp.float32)}
+
+    return jax.jit(update, donate_argnums=0, in_shardings=_in_shardings(mesh))
+
+
+def loss_config(cfg: Experiment) -> LossConfig:
+    """The loss record in force; compat.pack_mean replaces the aggregation."""
+    return dataclasses.replace(cfg.loss, aggregation="pack") if cfg.compat.pack_mean else cfg.loss
+
+
+def batch_logprobs(
+    params: Params, spec: ModelSpec, batch: TokenBatch, temperature: Any, cfg: Experiment
+) -> tuple[jax.Array, jax.Array]:
+    """Log-probs of the targets and entropies of one micro-batch, both [B,T] float32."""
+    u = cfg.update
+    hidden = forward(
+        params, spec, batch.tokens, batch.positions, batch.segment_ids,
+        remat=u.remat, attention=u.attention, dtype=jnp.dtype(cfg.policy.dtype),
+    )  # fmt: skip
+    return token_logprobs(params, spec, hidden, batch.targets, temperature, u.logprob_chunk)
+
+
+def summed_gradients(
+    micro_loss: Callable[[Params, TokenBatch], tuple[jax.Array, Metrics]],
+    params: Params, batch: TokenBatch, spec: ModelSpec, mesh: Mesh | None,
+) -> tuple[Params, Metrics]:  # fmt: skip
+    """Gradients (float32) and metrics summed over micro-batches, '/max' metrics by the maximum.
+
+    A scan whose length is data: packing pads the number of micro-batches so that few programs are compiled, and the empty ones
+    at the end are not run.
+    """
+    gradient = jax.grad(micro_loss, has_aux=True)
+
+    def step(i: jax.Array, carry: tuple[Params, Metrics]) -> tuple[Params, Metrics]:
+        grads, metrics = gradient(params, _micro(batch, i, mesh))
+        sums = jax.tree.map(lambda a, g: a + g.astype(a.dtype), carry[0], grads)
+        return _like_params(sums, spec, mesh), {name: _combine(name, carry[1][name], x) for name, x in metrics.items()}
+
+    shapes = jax.eval_shape(micro_loss, params, jax.tree.map(lambda x: x[0], batch))[1]
+    start = {name: jnp.full((), -jnp.inf if name.endswith("/max") else 0.0, jnp.float32) for name in shapes}
+    zeros = _like_params(jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params), spec, mesh)
+    return lax.fori_loop(0, _used(batch), step, (zeros, start))
+
+
+def apply_gradients(state: TrainState, grads: Params, optimizer: Optimizer) -> tuple[TrainState, Metrics]:
+    """One optimizer step, or none where the gradient is not finite."""
+    norm = optax.global_norm(grads)
+    finite = jnp.isfinite(norm)
+    grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)
+    with jax.numpy_dtype_promotion("standard"):  # optax raises a float to an integer power
+        updates, opt_state = optimizer.transform.update(grads, state.opt_state, state.params)
+    new = TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1)
+    new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state)
+    metrics = {
+        "grad_norm": norm,
+        "update_norm": jnp.where(finite, optax.global_norm(updates), 0.0),
+        "param_norm": optax.global_norm(new.params),
+        "lr": optimizer.lr(state.step),
+        "nonfinite": 1.0 - finite.astype(jnp.float32),
+    }
+    return new, {name: x.astype(jnp.float32) for name, x in metrics.items()}
+
+
+def make_logprobs(spec: ModelSpec, cfg: Experiment, mesh: Mesh | None = None) -> Callable[[Params, TokenBatch, Any], jax.Array]:
+    """`logprobs(params, batch, temperature) -> [M,B,T]` float32, without gradients: the old and the reference pass."""
+
+    def run(params: Params, batch: TokenBatch, temperature: Any) -> jax.Array:
+        def step(i: jax.Array, out: jax.Array) -> jax.Array:
+            logp, _ = batch_logprobs(params, spec, _micro(batch, i, mesh), temperature, cfg)
+            return lax.dynamic_update_index_in_dim(out, logp, i, 0)
+
+        return lax.fori_loop(0, _used(batch), step, jnp.zeros(batch.tokens.shape, jnp.float32))
+
+    jitted = jax.jit(run, in_shardings=_in_shardings(mesh))
+    # Without the log-probs of an earlier pass the structure, and so the program, is the same for every pass.
+    return lambda params, batch, temperature: jitted(params, batch.replace(old_logp=None, ref_logp=None), temperature)
+
+
+# ------------------------------------------------------------------------------------------------ micro-batches and meshes
+
+
+def rows_devices(mesh: Mesh | None) -> int:
+    """Devices that the rows of a micro-batch are spread over."""
+    return 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def _micro(batch: TokenBatch, i: jax.Array, mesh: Mesh | None) -> TokenBatch:
+    micro = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, keepdims=False), batch)
+    if mesh is None:
+        return micro
+    return lax.with_sharding_constraint(micro, batch_sharding(mesh))
+
+
+def _used(batch: TokenBatch) -> jax.Array:
+    """Micro-batches up to the last one with a token."""
+    filled = jnp.any(batch.segment_ids > 0, axis=(1, 2))
+    return jnp.max(jnp.where(filled, jnp.arange(1, len(filled) + 1, dtype=jnp.int32), 0))
+
+
+def _combine(name: str, total: jax.Array, x: jax.Array) -> jax.Array:
+    x = x.astype(jnp.float32)
+    return jnp.maximum(total, x) if name.endswith("/max") else total + x
+
+
+def _like_params(tree: Params, spec: ModelSpec, mesh: Mesh | None) -> Params:
+    """Laid out as parameters are, so that a donated buffer fits the new value."""
+    return tree if mesh is None else lax.with_sharding_constraint(tree, param_shardings(param_shapes(spec), mesh))
+
+
+def _arrange(state: TrainState, optimizer: Optimizer, shardings: Any, mesh: Any, place: Callable[..., Any]) -> TrainState:
+    """The state with parameters and moments placed alike, and its scalars on every device."""
+    everywhere = replicated(mesh)
+    opt_state = optax.tree.map_params(
+        optimizer.transform, place, state.opt_state, shardings, transform_non_params=lambda x: place(x, everywhere)
+    )
+    return TrainState(jax.tree.map(place, state.params, shardings), opt_state, place(state.step, everywhere))
+
+
+def _in_shardings(mesh: Mesh | None) -> Any:
+    """Parameters lie as they come; rows over data and fsdp; the temperature everywhere."""
+    if mesh is None:
+        return None
+    batch = NamedSharding(mesh, PartitionSpec(None, RULES.batch))
+    return None, batch, replicated(mesh)
