@@ -83,6 +83,8 @@ def array_sharding(mesh: Mesh, shape: Sequence[int], axes: Sequence[str | None],
     """Sharding of one array; a dimension that its mesh axes do not divide is replicated."""
     spec = partition_spec(axes, rules)
     kept = [m if size % math.prod(mesh.shape[a] for a in _each(m)) == 0 else None for size, m in zip(shape, spec, strict=True)]
+    while kept and kept[-1] is None:  # as jit writes the sharding of its results; else the second call would compile again
+        kept.pop()
     return NamedSharding(mesh, PartitionSpec(*kept))
 
 

@@ -39,9 +39,9 @@ def test_dimensions_that_do_not_divide_are_replicated():
     mesh = make_mesh(MeshConfig(data=1, fsdp=2, tensor=4))
     assert array_sharding(mesh, (50, 16), ("vocab", "embed")).spec == P(None, "fsdp")
     shardings = param_shardings(param_shapes(SPEC), mesh)
-    assert shardings["layers"]["q"].spec == P(None, "fsdp", "tensor", None)
-    assert shardings["layers"]["k"].spec == P(None, "fsdp", None, None)  # 2 kv heads over 4 devices
-    assert shardings["unembed"].spec == P("fsdp", None)
+    assert shardings["layers"]["q"].spec == P(None, "fsdp", "tensor")
+    assert shardings["layers"]["k"].spec == P(None, "fsdp")  # 2 kv heads over 4 devices
+    assert shardings["unembed"].spec == P("fsdp")
     assert jax.tree.structure(shardings) == jax.tree.structure(param_shapes(SPEC), is_leaf=lambda x: hasattr(x, "axes"))
 
 
