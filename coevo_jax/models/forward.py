@@ -1,8 +1,8 @@
 """One pure forward pass for the Llama-shaped family; the sampler reuses its block pieces so that the maths exist once.
 
 Axes: B batch, T time, S key positions, D model, H heads, K kv heads, d head width, F feed-forward, V vocabulary, L layers.
-Parameters are a nested dict; per-layer arrays are stacked on axis 0 and run by `lax.scan`. Compute dtype is that of the embeddings
-after `cast`; norms, softmax and logits are float32.
+Parameters are a nested dict; per-layer arrays are stacked on axis 0 and run by `lax.scan`. The compute dtype is an argument of
+`forward`; norms, softmax and logits are float32.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def mlp_block(layer: Params, spec: ModelSpec, x_BxTxD: jax.Array) -> jax.Array:
 
 
 def layer_constants(spec: ModelSpec) -> dict[str, jax.Array]:
-    """Per-layer data that travels through scan beside the weights: `window` [L] (0 = full) and `rope` [L] (variant of rope_tables)."""
+    """Data that travels through scan beside the weights: `window` [L] (0 = full) and `rope` [L] (variant of rope_tables)."""
     windows = np.asarray(spec.window_of, np.int32)
     variant = (windows > 0) if spec.unscaled_rope_in_windows and spec.rope_scaling else np.zeros_like(windows)
     return {"window": jnp.asarray(windows), "rope": jnp.asarray(variant, jnp.int32)}

@@ -27,14 +27,14 @@ def token_logprobs(
     """Log-prob of targets[b,t] under hidden[b,t] and the entropy there, both [B,T] float32, in nats.
 
     They are those of softmax(logits / temperature), the distribution drawn from; `temperature` is a number or [B,T], and 0
-    (greedy) is taken as 1, as the sampler records it. `hidden` is final and normalised (`forward`); the caller shifts targets. T need
-    not be a multiple of `chunk`.
+    (greedy) is taken as 1, as the sampler records it. `hidden` is final and normalised (`forward`); the caller shifts targets.
+    T need not be a multiple of `chunk`.
     """
     B, T = targets_BxT.shape
     C = max(1, min(chunk, T))
     divisor = jnp.asarray(temperature, jnp.float32)
     inverse = jnp.broadcast_to(1.0 / jnp.where(divisor == 0, jnp.float32(1.0), divisor), (B, T))
-    head = {name: params[name] for name in ("embed", "unembed") if name in params}
+    head: Params = {name: params[name] for name in ("embed", "unembed") if name in params}
 
     @jax.checkpoint
     def step(carry: None, x: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[None, tuple[jax.Array, jax.Array]]:

@@ -7,6 +7,7 @@ Mistral 7B (sliding window) and OLMo 3 (norms after the blocks, q and k norms ov
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from coevo_jax.errors import UserError, nearest
@@ -54,20 +55,56 @@ class ModelSpec:
         return self.windows or (0,) * self.layers
 
 
+FAMILIES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
+}
+# What transformers assumes where a config.json is silent.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {"sliding_window": 4096, "max_window_layers": 28},
+    "qwen3": {"sliding_window": 4096, "max_window_layers": 28, "head_dim": 128},
+    "mistral": {"sliding_window": 4096, "num_key_value_heads": 8},
+    "olmo3": {"sliding_window": 4096, "rms_norm_eps": 1e-5, "rope_theta": 500000.0},
+}
 # Fields of config.json that are read below; everything else must be known to be harmless, or the config is refused.
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "olmo3")
-HARMLESS = frozenset(
-    """architectures model_type torch_dtype dtype transformers_version use_cache bos_token_id eos_token_id pad_token_id unk_token_id
-    initializer_range attention_dropout pretraining_tp _name_or_path auto_map max_window_layers use_sliding_window id2label label2id
-    is_llama_config rope_interleaved transformers.js_config num_labels output_attentions output_hidden_states return_dict
-    chunk_size_feed_forward is_encoder_decoder problem_type tokenizer_class decoder_start_token_id quantization_config_removed
-    tie_encoder_decoder finetuning_task task_specific_params""".split()
-)
 READ = frozenset(
-    """vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim intermediate_size rope_theta
-    rope_scaling rope_parameters rms_norm_eps tie_word_embeddings attention_bias mlp_bias sliding_window layer_types
-    max_position_embeddings hidden_act""".split()
+    (
+        *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
+        *("intermediate_size", "rope_theta", "rope_scaling", "rope_parameters", "rms_norm_eps", "tie_word_embeddings"),
+        *("attention_bias", "mlp_bias", "sliding_window", "layer_types", "max_position_embeddings", "hidden_act"),
+        *("use_sliding_window", "max_window_layers", "partial_rotary_factor"),
+    )
 )
+HARMLESS = frozenset(
+    (
+        *(
+            "architectures",
+            "model_type",
+            "torch_dtype",
+            "dtype",
+            "transformers_version",
+            "_name_or_path",
+            "auto_map",
+            "use_cache",
+        ),
+        *("bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id"),
+        *("initializer_range", "attention_dropout", "pretraining_tp", "is_llama_config", "transformers.js_config"),
+        *("id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "task_specific_params", "tokenizer_class"),
+        *("output_attentions", "output_hidden_states", "output_scores", "return_dict", "return_dict_in_generate", "prefix"),
+        *("chunk_size_feed_forward", "max_length", "min_length", "do_sample", "num_beams", "num_beam_groups", "temperature"),
+        *("top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "num_return_sequences", "_attn_implementation"),
+    )
+)
+ROPE_FIELDS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"),
+}
 
 
 def spec_from_hf(config: dict[str, Any], where: str) -> ModelSpec:
@@ -78,92 +115,168 @@ def spec_from_hf(config: dict[str, Any], where: str) -> ModelSpec:
             f"model_type {family!r} is not supported", where=where, expected=f"one of {', '.join(FAMILIES)}",
             nearest=nearest(str(family), FAMILIES),
         )  # fmt: skip
-    for name in sorted(set(config) - HARMLESS - READ):
-        if config[name] not in (None, False, 0):
-            raise UserError(f"config field {name!r} = {config[name]!r} is not supported for {family}", where=where,
-                            expected="a field this code knows", nearest=nearest(name, READ))  # fmt: skip
-    if config.get("hidden_act", "silu") != "silu":
-        raise UserError(f"hidden_act {config['hidden_act']!r} is not supported", where=where, expected="silu")
-    if config.get("mlp_bias"):
-        raise UserError("mlp_bias = true is not supported", where=where, expected="no biases in the feed-forward block")
-    heads = _need(config, "num_attention_heads", where)
+    _refuse_unsupported(config, family, where)
+    config = DEFAULTS[family] | config
+    heads, hidden = _need(config, "num_attention_heads", where), _need(config, "hidden_size", where)
+    kv_heads = int(config.get("num_key_value_heads") or heads)
+    if heads % kv_heads:
+        raise UserError(f"{heads} heads do not divide into {kv_heads} kv heads", where=where, expected="a multiple")
     layers = _need(config, "num_hidden_layers", where)
-    hidden = _need(config, "hidden_size", where)
-    theta, scaling = _rope(config, where)
+    theta, scaling, unscaled_in_windows = _rope(config, family, where)
     return ModelSpec(
         family=family,
         vocab_size=_need(config, "vocab_size", where),
         hidden_size=hidden,
         layers=layers,
         heads=heads,
-        kv_heads=int(config.get("num_key_value_heads") or heads),
+        kv_heads=kv_heads,
         head_dim=int(config.get("head_dim") or hidden // heads),
         mlp_size=_need(config, "intermediate_size", where),
         rope_theta=theta,
         rope_scaling=scaling,
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         tied=bool(config.get("tie_word_embeddings", False)),
-        qkv_bias=_qkv_bias(config, family, where),
+        qkv_bias=family == "qwen2",
         qk_norm={"qwen3": "head", "olmo3": "full"}.get(family, "none"),
         norm_placement="post" if family == "olmo3" else "pre",
-        windows=_windows(config, family, layers),
-        unscaled_rope_in_windows=family == "olmo3",
+        windows=_windows(config, family, layers, where),
+        unscaled_rope_in_windows=unscaled_in_windows,
         max_position=int(config.get("max_position_embeddings", 8192)),
     )
 
 
-def _need(config: dict[str, Any], name: str, where: str) -> int:
-    if not isinstance(config.get(name), int):
-        raise UserError(f"config field {name!r} is missing or not a whole number", where=where, expected="a positive integer")
-    return int(config[name])
+def spec_to_hf(spec: ModelSpec) -> dict[str, Any]:
+    """config.json of a spec, as transformers 4 and 5 read it. spec_from_hf(spec_to_hf(spec)) == spec."""
+    config: dict[str, Any] = {
+        "architectures": [FAMILIES[spec.family]],
+        "model_type": spec.family,
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.hidden_size,
+        "num_hidden_layers": spec.layers,
+        "num_attention_heads": spec.heads,
+        "num_key_value_heads": spec.kv_heads,
+        "head_dim": spec.head_dim,
+        "intermediate_size": spec.mlp_size,
+        "hidden_act": "silu",
+        "rms_norm_eps": spec.norm_eps,
+        "tie_word_embeddings": spec.tied,
+        "max_position_embeddings": spec.max_position,
+        "rope_theta": spec.rope_theta,
+    }
+    rope = {"rope_type": "default"} if spec.rope_scaling is None else _rope_to_hf(spec.rope_scaling)
+    if spec.family == "olmo3":  # transformers 5 keeps one record a layer type
+        rope = rope | {"rope_theta": spec.rope_theta}
+        plain = {"rope_type": "default", "rope_theta": spec.rope_theta}
+        config["rope_parameters"] = {"full_attention": rope, "sliding_attention": plain}
+    elif spec.rope_scaling is not None:
+        config["rope_scaling"] = rope
+    if spec.family != "llama":
+        config["sliding_window"] = max(spec.window_of) or None
+    if spec.family in ("qwen2", "qwen3"):
+        config["use_sliding_window"] = any(spec.windows)
+    if spec.family in ("qwen2", "qwen3", "olmo3"):
+        config["layer_types"] = ["sliding_attention" if w else "full_attention" for w in spec.window_of]
+    return config
 
 
-def _qkv_bias(config: dict[str, Any], family: str, where: str) -> bool:
-    if family == "qwen2":
-        return True
-    if config.get("attention_bias"):  # Llama's attention_bias also puts one on the output projection
+def _rope_to_hf(s: RopeScaling) -> dict[str, Any]:
+    values = {
+        "factor": s.factor, "low_freq_factor": s.low_freq_factor, "high_freq_factor": s.high_freq_factor,
+        "original_max_position_embeddings": s.original_max_position, "attention_factor": s.attention_factor,
+        "beta_fast": s.beta_fast, "beta_slow": s.beta_slow,
+    }  # fmt: skip
+    return {"rope_type": s.kind} | {name: values[name] for name in ROPE_FIELDS[s.kind]}
+
+
+def _refuse_unsupported(config: dict[str, Any], family: str, where: str) -> None:
+    for name in sorted(set(config) - HARMLESS - READ):
+        if config[name]:
+            raise UserError(f"config field {name!r} = {config[name]!r} is not supported for {family}", where=where,
+                            expected="a field this code knows", nearest=nearest(name, READ))  # fmt: skip
+    if config.get("hidden_act", "silu") != "silu":
+        raise UserError(f"hidden_act {config['hidden_act']!r} is not supported", where=where, expected="silu")
+    if config.get("mlp_bias"):
+        raise UserError("mlp_bias = true is not supported", where=where, expected="no biases in the feed-forward block")
+    if config.get("attention_bias") and family != "qwen2":  # it would put a bias on the output projection too
         raise UserError(f"attention_bias = true is not supported for {family}", where=where, expected="false")
-    return False
+    if config.get("partial_rotary_factor", 1.0) != 1.0:
+        raise UserError(f"partial_rotary_factor = {config['partial_rotary_factor']} is not supported", where=where, expected="1")
 
 
-def _windows(config: dict[str, Any], family: str, layers: int) -> tuple[int, ...]:
-    window = int(config.get("sliding_window") or 0)
-    if not window or (family in ("qwen2", "qwen3") and not config.get("use_sliding_window")):
+def _need(config: dict[str, Any], name: str, where: str) -> int:
+    value = config.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UserError(f"config field {name!r} is missing or not a whole number", where=where, expected="a positive integer")
+    return value
+
+
+def _windows(config: dict[str, Any], family: str, layers: int, where: str) -> tuple[int, ...]:
+    window, types = int(config.get("sliding_window") or 0), config.get("layer_types")
+    if family == "llama" and window:
+        raise UserError("sliding_window is not supported for llama", where=where, expected="null, or model_type mistral")
+    if family in ("qwen2", "qwen3") and not config.get("use_sliding_window"):
+        window = 0
+    if types is not None and (len(types) != layers or set(types) - {"full_attention", "sliding_attention"}):
+        raise UserError(f"config field 'layer_types' = {types!r} is not supported", where=where,
+                        expected=f"{layers} of full_attention and sliding_attention")  # fmt: skip
+    if types is not None and family in ("llama", "mistral") and len({*types, "sliding_attention" if window else types[0]}) > 1:
+        raise UserError(f"layer_types is not supported for {family}", where=where, expected="the same attention in all layers")
+    if not window:
         return ()
-    types = config.get("layer_types")
     if types is None and family == "olmo3":
         types = ["full_attention" if (i + 1) % 4 == 0 else "sliding_attention" for i in range(layers)]
     if types is None and family in ("qwen2", "qwen3"):
-        first = int(config.get("max_window_layers", layers))
-        types = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
+        types = ["sliding_attention" if i >= int(config["max_window_layers"]) else "full_attention" for i in range(layers)]
     if types is None:
         return (window,) * layers
-    return tuple(window if kind == "sliding_attention" else 0 for kind in types)
+    windows = tuple(window if kind == "sliding_attention" else 0 for kind in types)
+    return windows if any(windows) else ()
 
 
-def _rope(config: dict[str, Any], where: str) -> tuple[float, RopeScaling | None]:
-    """transformers 4 writes rope_theta and rope_scaling, transformers 5 one record rope_parameters."""
-    record = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = float(record.pop("rope_theta", None) or config.get("rope_theta") or 10000.0)
-    kind = record.pop("rope_type", record.pop("type", "default"))
-    record.pop("type", None)
-    if kind in ("default", None):
+def _rope(config: dict[str, Any], family: str, where: str) -> tuple[float, RopeScaling | None, bool]:
+    """Theta, scaling and whether windowed layers go without it.
+
+    transformers 4 writes rope_theta and rope_scaling, transformers 5 one record rope_parameters (OLMo 3: one a layer type).
+    """
+    theta = float(config.get("rope_theta") or 10000.0)
+    record = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if "full_attention" not in record and "sliding_attention" not in record:
+        return *_scaling(dict(record), theta, config, where), family == "olmo3"
+    full = _scaling(dict(record.get("full_attention") or {}), theta, config, where)
+    windowed = _scaling(dict(record.get("sliding_attention") or {}), theta, config, where)
+    if full[0] != windowed[0] or windowed[1] is not None:
+        raise UserError("rope_parameters of sliding_attention layers are not supported", where=where,
+                        expected="unscaled rope with the theta of the full_attention layers")  # fmt: skip
+    return *full, True
+
+
+def _scaling(record: dict[str, Any], theta: float, config: dict[str, Any], where: str) -> tuple[float, RopeScaling | None]:
+    theta = float(record.pop("rope_theta", None) or theta)
+    kinds = (record.pop("rope_type", None), record.pop("type", None))
+    kind = kinds[0] or kinds[1] or "default"
+    if kind not in ROPE_FIELDS:
+        raise UserError(f"rope type {kind!r} is not supported", where=where, expected=", ".join(ROPE_FIELDS),
+                        nearest=nearest(str(kind), ROPE_FIELDS))  # fmt: skip
+    if kind == "default":
         return theta, None
-    original = int(record.get("original_max_position_embeddings") or config.get("max_position_embeddings", 8192))
-    factor = float(record.get("factor", 1.0))
+    for name, value in record.items():
+        harmless = value is None or (name, value) in (("truncate", True), ("partial_rotary_factor", 1.0))
+        if name not in ("original_max_position_embeddings", *ROPE_FIELDS[kind]) and not harmless:
+            raise UserError(f"rope field {name!r} = {value!r} is not supported for {kind}", where=where,
+                            expected=", ".join(ROPE_FIELDS[kind]), nearest=nearest(name, ROPE_FIELDS[kind]))  # fmt: skip
+    longest = int(config.get("max_position_embeddings", 8192))
+    values = {"original_max_position_embeddings": longest} | {k: v for k, v in record.items() if v is not None}
+    for name in ("factor",) if kind != "llama3" else ROPE_FIELDS["llama3"]:
+        if not isinstance(values.get(name), int | float):
+            raise UserError(f"rope field {name!r} of {kind} is missing", where=where, expected="a number")
+    factor, original = float(values["factor"]), int(values["original_max_position_embeddings"])
     if kind == "linear":
-        return theta, RopeScaling("linear", factor=factor)
+        return theta, RopeScaling("linear", factor)
     if kind == "llama3":
-        return theta, RopeScaling("llama3", factor, float(record["low_freq_factor"]), float(record["high_freq_factor"]), original)
-    if kind == "yarn":
-        from math import log
-
-        unknown = {"mscale", "mscale_all_dim", "truncate"} & set(record)
-        if unknown:
-            raise UserError(f"rope field {sorted(unknown)[0]!r} is not supported", where=where, expected="plain YaRN")
-        attention = record.get("attention_factor")
-        attention = 0.1 * log(factor) + 1.0 if attention is None and factor > 1 else float(attention or 1.0)
-        return theta, RopeScaling("yarn", factor, original_max_position=original, attention_factor=attention,
-                                  beta_fast=float(record.get("beta_fast") or 32), beta_slow=float(record.get("beta_slow") or 1))  # fmt: skip
-    raise UserError(f"rope type {kind!r} is not supported", where=where, expected="default, linear, llama3 or yarn",
-                    nearest=nearest(str(kind), ["default", "linear", "llama3", "yarn"]))  # fmt: skip
+        low, high = float(values["low_freq_factor"]), float(values["high_freq_factor"])
+        return theta, RopeScaling("llama3", factor, low, high, original)
+    attention = float(values.get("attention_factor", 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0))
+    fast, slow = float(values.get("beta_fast") or 32), float(values.get("beta_slow") or 1)
+    return theta, RopeScaling(
+        "yarn", factor, original_max_position=original, attention_factor=attention, beta_fast=fast, beta_slow=slow
+    )

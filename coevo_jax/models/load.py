@@ -1,0 +1,172 @@
+"""Models from their sources: the embedded one, the small world's, a Hugging Face folder, a GGUF file, an Orbax folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+
+from coevo_jax.config import ModelConfig
+from coevo_jax.errors import UserError, nearest
+from coevo_jax.mesh import RULES, ShardingRules, param_shardings
+from coevo_jax.models import smollm2
+from coevo_jax.models.files import SafetensorsFolder, copy_tokenizer, new_folder, read_json, source_hash, user_cache
+from coevo_jax.models.forward import ParamInfo, param_shapes
+from coevo_jax.models.gguf_file import GgufFile
+from coevo_jax.models.hf_weights import GGUF_NAMES, HF_NAMES, build_params
+from coevo_jax.models.spec import ModelSpec, spec_from_hf, spec_to_hf
+
+TINY = pathlib.Path(__file__).parent.parent / "judges" / "tiny_world" / "model"
+NAMED = ("smollm2", "tiny")
+ORBAX_ITEM = "params"  # subfolder of an Orbax source, beside config.json and the tokenizer's files
+TOKENIZER_VERSION = 1  # of the files made from a GGUF; a change makes them again
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedModel:
+    """A model. folder: config.json and tokenizer files; source: as given; hash: identity of the weights (files.source_hash)."""
+
+    spec: ModelSpec
+    params: Any
+    folder: pathlib.Path
+    source: str
+    hash: str
+
+
+def load_model(cfg: ModelConfig | str, mesh: Any = None, *, rules: ShardingRules = RULES) -> LoadedModel:
+    """Load `cfg.source` in `cfg.param_dtype`, placed over `mesh` by `rules` when one is given (else on the default device).
+
+    UserError: nothing there, unreadable, wrong sha256, an unsupported architecture, a missing or extra tensor (named).
+    """
+    cfg = ModelConfig(source=cfg) if isinstance(cfg, str) else cfg
+    if cfg.param_dtype not in DTYPES:
+        raise UserError(f"param_dtype {cfg.param_dtype!r} is not supported", where="policy.param_dtype",
+                        expected=f"one of {', '.join(DTYPES)}", nearest=nearest(cfg.param_dtype, DTYPES))  # fmt: skip
+    path = _resolve(cfg.source)
+    if path.is_file():
+        return _load_gguf(cfg, path, mesh, rules)
+    if (path / ORBAX_ITEM).is_dir():
+        return _load_orbax(cfg, path, mesh, rules)
+    source = SafetensorsFolder(path)
+    digest = _checked_hash(cfg, source.files)
+    spec = spec_from_hf(read_json(path / "config.json"), str(path / "config.json"))
+    params = build_params(source, spec, HF_NAMES, cfg.param_dtype, _shardings(spec, mesh, rules))
+    return LoadedModel(spec, params, path, cfg.source, digest)
+
+
+def save_orbax(params: Any, spec: ModelSpec, tokenizer_folder: pathlib.Path, out: pathlib.Path) -> None:
+    """Write an Orbax source: params/, config.json, tokenizer files. Atomic; UserError when `out` exists."""
+    with new_folder(out) as folder:
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save(folder.absolute() / ORBAX_ITEM, params)
+        write_config(spec, tokenizer_folder, params["embed"].dtype, folder)
+
+
+def write_config(spec: ModelSpec, tokenizer_folder: pathlib.Path, dtype: Any, folder: pathlib.Path) -> None:
+    """config.json of an architecture and the tokenizer's files; token ids are those of the folder they come from."""
+    config = spec_to_hf(spec) | {"torch_dtype": str(jnp.dtype(dtype))}
+    if (tokenizer_folder / "config.json").exists():
+        given = read_json(tokenizer_folder / "config.json")
+        config |= {k: given[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id") if k in given}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    copy_tokenizer(tokenizer_folder, folder)
+
+
+def _resolve(source: str) -> pathlib.Path:
+    if source == "smollm2":
+        return smollm2.fetch()
+    path = TINY if source == "tiny" else pathlib.Path(source).expanduser()
+    if not path.exists():
+        siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        close = nearest(path.name, siblings)
+        raise UserError(f"model source {source!r} does not exist", where=str(path.absolute()),
+                        expected="smollm2, tiny, a Hugging Face folder, a .gguf file or an Orbax folder",
+                        nearest=str(path.parent / close) if close else nearest(source, NAMED))  # fmt: skip
+    if path.is_file() and path.suffix != ".gguf":
+        raise UserError(f"model source {source!r} is a file but not a .gguf", where=str(path.absolute()),
+                        expected="a .gguf file, or the folder that holds config.json and the weights")  # fmt: skip
+    if path.is_dir() and not (path / "config.json").exists():
+        raise UserError("the model folder has no config.json", where=str(path.absolute()),
+                        expected="config.json beside the weights")  # fmt: skip
+    return path
+
+
+def _load_gguf(cfg: ModelConfig, path: pathlib.Path, mesh: Any, rules: ShardingRules) -> LoadedModel:
+    digest = smollm2.SHA256 if cfg.source == "smollm2" and not cfg.sha256 else _checked_hash(cfg, [path])
+    file = GgufFile(path)
+    spec = spec_from_hf(file.config(), str(path))
+    folder = _gguf_folder(file, digest)
+    params = build_params(file.tensors(spec), spec, GGUF_NAMES, cfg.param_dtype, _shardings(spec, mesh, rules))
+    return LoadedModel(spec, params, folder, cfg.source, digest)
+
+
+def _gguf_folder(file: GgufFile, digest: str) -> pathlib.Path:
+    """Tokenizer files of a GGUF: those beside it, or made from its tables once and kept in the user cache."""
+    if (file.path.parent / "tokenizer.json").exists():
+        return file.path.parent
+    folder = user_cache() / "tokenizers" / f"{digest[-16:]}-v{TOKENIZER_VERSION}"
+    if not folder.exists():
+        try:
+            with new_folder(folder) as temporary:
+                file.write_tokenizer(temporary)
+        except UserError:
+            if not folder.exists():  # else another process made it meanwhile
+                raise
+    return folder
+
+
+def _load_orbax(cfg: ModelConfig, path: pathlib.Path, mesh: Any, rules: ShardingRules) -> LoadedModel:
+    files = sorted(p for p in (path / ORBAX_ITEM).rglob("*") if p.is_file())
+    digest = _checked_hash(cfg, files)
+    spec = spec_from_hf(read_json(path / "config.json"), str(path / "config.json"))
+    infos, dtype = param_shapes(spec), jnp.dtype(cfg.param_dtype)
+    placed = _shardings(spec, mesh, rules)
+    if placed is None:
+        one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        placed = jax.tree.map(lambda _: one, infos, is_leaf=_is_info)
+    wanted = jax.tree.map(lambda i, s: jax.ShapeDtypeStruct(i.shape, dtype, sharding=s), infos, placed, is_leaf=_is_info)
+    try:
+        with ocp.StandardCheckpointer() as checkpointer:
+            _check_orbax_tree(checkpointer.metadata(path.absolute() / ORBAX_ITEM).item_metadata.tree, wanted, path)
+            params = checkpointer.restore(path.absolute() / ORBAX_ITEM, wanted)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"the Orbax folder can't be read: {error}", where=str(path / ORBAX_ITEM),
+                        expected="a folder written by this project") from error  # fmt: skip
+    return LoadedModel(spec, params, path, cfg.source, digest)
+
+
+def _check_orbax_tree(found: Any, wanted: Any, path: pathlib.Path) -> None:
+    def flat(tree: Any) -> dict[str, tuple[int, ...]]:
+        return {jax.tree_util.keystr(k, simple=True, separator="/"): tuple(v.shape) for k, v in jax.tree.leaves_with_path(tree)}
+
+    have, need = flat(found), flat(wanted)
+    for name in sorted(set(have) ^ set(need)):
+        what = "is missing" if name in need else "is not part of this architecture"
+        raise UserError(f"array {name!r} {what}", where=str(path / ORBAX_ITEM), expected="the arrays that config.json describes")
+    for name, shape in need.items():
+        if have[name] != shape:
+            raise UserError(
+                f"array {name!r} has shape {list(have[name])}", where=str(path / ORBAX_ITEM), expected=f"{list(shape)}"
+            )
+
+
+def _checked_hash(cfg: ModelConfig, files: list[pathlib.Path]) -> str:
+    digest = source_hash(files, whole=bool(cfg.sha256))
+    if cfg.sha256 and digest != cfg.sha256.lower():
+        raise UserError(f"the weights of {cfg.source!r} have sha256 {digest}", where=", ".join(map(str, files[:3])),
+                        expected=cfg.sha256)  # fmt: skip
+    return digest
+
+
+def _shardings(spec: ModelSpec, mesh: Any, rules: ShardingRules) -> Any:
+    return None if mesh is None else param_shardings(param_shapes(spec), mesh, rules)
+
+
+def _is_info(x: Any) -> bool:
+    return isinstance(x, ParamInfo)
