@@ -63,6 +63,7 @@ def test_the_last_override_wins():
         ("schedule.kk", "schedule.k"),
         ("schedul.k", "schedule.k"),
         ("k", "schedule.k"),
+        ("policy.k", "schedule.k"),
         ("pairs.mingap", "pairs.min_gap"),
         ("min_gapp", "pairs.min_gap"),
         ("judge.samplng.top_p", "judge.sampling.top_p"),

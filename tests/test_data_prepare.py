@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+import tracemalloc
 
 import pyarrow
 import pyarrow.parquet
@@ -87,14 +88,15 @@ def test_benchmark_questions_are_left_out(tmp_path):
         {"prompt": "what s up"},
         {"prompt": "AND  THEN?!"},
         {"prompt": "start " + LONG.title() + " other"},
+        {"prompt": LONG.split(" ", 2)[2] + " END"},
         {"prompt": LONG.rsplit(" ", 2)[0] + " other"},
         {"prompt": "what s up today"},
     ]
     manifest = run(tmp_path, rows, benchmarks=(bench,))
-    assert [row["prompt"] for row in written(tmp_path)] == [rows[3]["prompt"], rows[4]["prompt"]], "12 words in a row may stay"
+    assert [row["prompt"] for row in written(tmp_path)] == [rows[4]["prompt"], rows[5]["prompt"]], "12 words in a row may stay"
     assert manifest["benchmarks"][0]["questions"] == 3
-    assert (manifest["benchmarks"][0]["exact"], manifest["benchmarks"][0]["ngram"]) == (2, 1)
-    assert (manifest["counts"]["benchmark_exact"], manifest["counts"]["benchmark_ngram"]) == (2, 1)
+    assert (manifest["benchmarks"][0]["exact"], manifest["benchmarks"][0]["ngram"]) == (2, 2)
+    assert (manifest["counts"]["benchmark_exact"], manifest["counts"]["benchmark_ngram"]) == (2, 2)
 
 
 def test_words_of_scripts_without_blanks():
@@ -179,23 +181,18 @@ def test_python_m_runs_it(tmp_path):
     assert done.returncode == 2 and "no such data file" in done.stderr and "Traceback" not in done.stderr
 
 
-MEASURED = """
-import io, resource, sys
-from coevo_jax.data.prepare import Options, prepare
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-prepare(Options((sys.argv[1],), sys.argv[2]), io.StringIO())
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-"""
-
-
 def test_rows_stream_through(tmp_path):
-    """50,000 rows, 100 MB of text, pass with far less memory than they have."""
+    """10,000 rows, 20 MB of text, pass with far less memory than they have."""
     path = tmp_path / "in.jsonl"
     with path.open("w") as file:
-        file.writelines(json.dumps({"prompt": f"question {i} " + "word " * 400}) + "\n" for i in range(50_000))
-    command = [sys.executable, "-c", MEASURED, str(path), str(tmp_path / "out.jsonl")]
-    grown = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    assert grown < 40 * 1024, f"{grown} KiB"
+        file.writelines(json.dumps({"prompt": f"question {i} " + "x" * 2000}) + "\n" for i in range(10_000))
+    tracemalloc.start()
+    try:
+        prepare(Options((str(path),), str(tmp_path / "out.jsonl")), io.StringIO())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 6 * 2**20, f"{peak / 2**20:.1f} MiB"
 
 
 # ---------------------------------------------------------------------------------------------------------- real files

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from coevo_jax.config import DataConfig
-from coevo_jax.data import PromptSet, read_pairs, read_prompts
-from coevo_jax.data.prompts import parse_mixture
+from coevo_jax.data import PromptSet, read_chat, read_pairs, read_prompts
+from coevo_jax.data.prompts import BUNDLED, parse_mixture
 from coevo_jax.errors import UserError
 
 
@@ -53,6 +53,16 @@ def test_a_misspelt_source_names_the_nearest():
     assert error.nearest == "demo" and error.where == "data.prompts=dmo"
 
 
+def test_bundled_chat_goes_by_name(tmp_path, monkeypatch):
+    path = tmp_path / "demo.jsonl"
+    path.write_text('{"question": "q", "rubric": {"criteria": [1]}}\n')
+    monkeypatch.setitem(BUNDLED, "chat", {"demo": path})
+    assert read_chat("demo", key="warmup.data").records[0]["question"] == "q"
+    with pytest.raises(UserError) as caught:
+        read_chat("demos", key="warmup.data")
+    assert caught.value.nearest == "demo" and caught.value.where == "warmup.data=demos"
+
+
 def test_over_the_limit_is_filtered_and_counted(tmp_path):
     path = jsonl(tmp_path / "a.jsonl", ["a b c", "a", "a b", "a b c d"])
     prompts = read_prompts(DataConfig(prompts=path, max_prompt_tokens=2), lambda text: len(text.split()))
@@ -74,6 +84,8 @@ def test_held_out_records_leave_the_set_by_the_seeds_order(tmp_path):
     one, again, other = read_prompts(cfg, seed=1), read_prompts(cfg, seed=1), read_prompts(cfg, seed=2)
     assert len(one) == 15 and len(one.heldout) == 5
     assert sorted(texts(one.records) + texts(one.heldout)) == sorted(f"q{i}" for i in range(20))
+    fewer = read_prompts(DataConfig(prompts=path, heldout=3), seed=1)
+    assert fewer.heldout == one.heldout[2:], "the last ones of one order"
     assert one.heldout == again.heldout and one.hash == again.hash and set(texts(other.heldout)) != set(texts(one.heldout))
 
 

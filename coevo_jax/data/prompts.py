@@ -22,10 +22,14 @@ from coevo_jax.data.readers import Columns, Row, read_records
 from coevo_jax.errors import UserError, nearest
 
 HERE = pathlib.Path(__file__).parent
+# By kind of record, the sources that come with the package.
 BUNDLED = {
-    "demo": HERE / "demo_prompts.jsonl",
-    "demo_heldout": HERE / "heldout_prompts.jsonl",
-    "tiny": HERE / "tiny_prompts.jsonl",
+    "prompts": {
+        "demo": HERE / "demo_prompts.jsonl",
+        "demo_heldout": HERE / "heldout_prompts.jsonl",
+        "tiny": HERE / "tiny_prompts.jsonl",
+    },
+    "chat": {"demo": HERE / "warmup" / "demo.jsonl", "tiny": HERE / "warmup" / "tiny.jsonl"},
 }
 PROCEDURAL = "reasoning_gym:"
 
@@ -164,13 +168,14 @@ def _read_part(source: str, weight: float | None, kind: str, columns: Columns, k
             part.records.append(record)
             part.places.append(f"{source}, {record['id']}")
         return part
-    path = source
-    if kind == "prompts":
-        path = str(BUNDLED.get(source, source))
-        columns = {} if source in BUNDLED else columns
-        _check_name(source, path, key)
+    bundled = BUNDLED.get(kind, {})
+    if source in bundled:
+        path, columns, key = str(bundled[source]), {}, ""
+    else:
+        path = source
+        _check_name(source, kind, key)
     owners: dict[str, str] = {}
-    for place, record, own in read_records(path, kind, columns, "" if source in BUNDLED else key):
+    for place, record, own in read_records(path, kind, columns, key):
         part.records.append({"id": _identify(record, own, owners, place), **record})
         part.places.append(place)
     return part
@@ -181,15 +186,15 @@ def _only_prompts(source: str, kind: str) -> None:
         raise UserError(f"{source} gives prompts, not {kind}", where=source, expected="a JSONL or Parquet file")
 
 
-def _check_name(source: str, path: str, key: str) -> None:
+def _check_name(source: str, kind: str, key: str) -> None:
     """A bare word that is neither a file nor a bundled source was meant as one of the latter."""
-    if pathlib.Path(path).exists() or not re.fullmatch(r"[^./\\]+", source):
+    if pathlib.Path(source).exists() or not re.fullmatch(r"[^./\\]+", source):
         return
-    known = [*BUNDLED, PROCEDURAL + "TASK"]
+    known = [*BUNDLED.get(kind, {}), *([PROCEDURAL + "TASK"] if kind == "prompts" else [])]
     raise UserError(
         f"no source or file {source!r}",
         where=f"{key}={source}" if key else source,
-        expected=f"a .jsonl or .parquet path, or one of {', '.join(known)}",
+        expected=f"a .jsonl or .parquet path{', or one of ' * bool(known)}{', '.join(known)}",
         nearest=nearest(source, known),
     )
 
