@@ -129,7 +129,15 @@ def test_roles():
 def test_loss_and_verifier():
     assert "loss.constant_length" in refused("loss.aggregation=constant").where
     assert "schedule.verifier" in refused("schedule.mode=verifiable").where
+    assert "data.prompts" in refused("schedule.mode=verifiable", "schedule.verifier=reasoning_gym").where
     validate(with_("schedule.mode=verifiable", "data.prompts=reasoning_gym:chain_sum"))
+    validate(with_("schedule.mode=verifiable", "data.prompts=reasoning_gym:chain_sum", "schedule.verifier=reasoning_gym"))
+
+
+def test_only_what_forms_a_group_must_be_random():
+    validate(with_("judge.sampling.temperature=0", "question_sampling.temperature=0"))
+    assert refused("rubric_sampling.temperature=0").where == "rubric_sampling.temperature"
+    assert refused("judge.sampling.temperature=-1").where == "judge.sampling.temperature"
 
 
 def test_a_value_of_another_type_in_a_config_file():

@@ -69,6 +69,7 @@ RANGES: dict[str, tuple[float, float]] = {
     ),
     "schedule.group": (2, math.inf),
 }
+PROCEDURAL = "reasoning_gym"  # tasks with a verifier of their own
 SAMPLINGS = ("answer", "rubric_sampling", "question_sampling", "judge.sampling")
 
 
@@ -107,7 +108,9 @@ def _check_sampling(key: str, sampling: Sampling) -> None:
     def need(ok: bool, name: str, expected: str) -> None:
         _require(ok, f"{key}.{name}={getattr(sampling, name)} is out of range", f"{key}.{name}", expected)
 
-    need(sampling.temperature > 0, "temperature", "above 0 (a small value, 0.01, is close to greedy)")
+    if key in ("answer", "rubric_sampling"):
+        need(sampling.temperature > 0, "temperature", "above 0: the samples of a group must differ")
+    need(sampling.temperature >= 0, "temperature", "at least 0 (0 = greedy)")
     need(0 < sampling.top_p <= 1, "top_p", "above 0 and at most 1")
     need(sampling.top_k >= 0, "top_k", "at least 0 (0 = off)")
     need(sampling.max_new_tokens >= 1, "max_new_tokens", "at least 1")
@@ -122,7 +125,8 @@ def _check_names(cfg: Experiment) -> None:
     for key in ("loss.function", "schedule.verifier"):
         value = get_at(cfg, key)
         module, colon, function = value.partition(":")
-        _require(not value or bool(module and colon and function), f"{key}={value!r} is no dotted path", key, "module:function")
+        named = not value or bool(module and colon and function) or (key, value) == ("schedule.verifier", PROCEDURAL)
+        _require(named, f"{key}={value!r} is no dotted path", key, "module:function")
 
 
 def _check_roles(cfg: Experiment) -> None:
@@ -169,12 +173,12 @@ def _check_learn(cfg: Experiment) -> None:
     )
     for key in ("optimizer.b1", "optimizer.b2"):
         _require(get_at(cfg, key) < 1, f"{key}=1 is out of range", key, "below 1")
-    needs_verifier = cfg.schedule.mode == "verifiable" and not cfg.data.prompts.startswith("reasoning_gym:")
+    own = cfg.schedule.verifier not in ("", PROCEDURAL)
     _require(
-        not needs_verifier or bool(cfg.schedule.verifier),
-        "schedule.mode=verifiable has no schedule.verifier",
-        "schedule.mode, schedule.verifier",
-        "a dotted path module:function, or data.prompts=reasoning_gym:TASK",
+        cfg.schedule.mode != "verifiable" or own or f"{PROCEDURAL}:" in cfg.data.prompts,
+        f"schedule.mode=verifiable has no verifier for data.prompts={cfg.data.prompts}",
+        "schedule.mode, schedule.verifier, data.prompts",
+        "a dotted path module:function as schedule.verifier, or data.prompts=reasoning_gym:TASK",
     )
 
 
