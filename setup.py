@@ -39,7 +39,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["coevo_jax", "coevo_jax.*", "configs", "configs.*"]),
-    package_data={"coevo_jax": ["text/prompts/*", "data/warmup/*", "judges/world/*", "**/*.json", "**/*.jsonl"]},
+    package_data={"coevo_jax": ["text/prompts/*", "data/warmup/*", "judges/tiny_world/model/*", "**/*.json", "**/*.jsonl"]},
     install_requires=REQUIRED,
     extras_require=EXTRAS,
 )

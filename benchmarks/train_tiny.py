@@ -1,6 +1,6 @@
 """Make the small world's assets again: tokenizer, prompts, chat demonstrations and the trained model.
 
-    python benchmarks/train_tiny.py                 # about 6 minutes on 2 CPU cores; writes into the package
+    python benchmarks/train_tiny.py                 # about 5 minutes on 2 CPU cores; writes into the package
     python benchmarks/train_tiny.py --steps=200 --out=/tmp/tiny
 
 The model learns from demonstrations that are half wrong on purpose, so that at temperature 1 it writes a valid rubric about half
@@ -35,11 +35,12 @@ from coevo_jax.models.spec import ModelSpec, spec_from_hf  # noqa: E402
 from coevo_jax.text.chat import ChatTokenizer  # noqa: E402
 from coevo_jax.text.prompts import render_prompt  # noqa: E402
 
-STEPS = flags.DEFINE_integer("steps", 2500, "optimizer steps")
+STEPS = flags.DEFINE_integer("steps", 2000, "optimizer steps")
 OUT = flags.DEFINE_string("out", "", "another root than the package's own folders")
 SEED = flags.DEFINE_integer("seed", 0, "of demonstrations, start and order")
 
-EXAMPLES = 48_000  # demonstrations, walked in a shuffled order as often as the steps need
+EXAMPLES = 24_000  # demonstrations of each sort, clean and broken, walked in a shuffled order as often as the steps need
+CLEAN_SHARE = 0.6  # of the steps
 PROMPTS = 400
 CHATS = 240
 ROW, ROWS = 128, 20  # tokens of a packed row, rows of a step
@@ -136,9 +137,9 @@ def hf_config() -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------------ demonstrations
 
-# Chance that a demonstrated answer meets a requirement. Naming a word is easy, order and length are not, so that the criteria that
-# tell answers apart change while a policy learns.
-EASE = {"includes": 0.6, "avoids": 0.6, "begins": 0.5, "ends": 0.4, "count": 0.35, "sorted": 0.25, "distinct": 0.5}
+# Chance that a demonstrated answer meets a requirement. Naming a word is easy, order and length are not, so that the criteria
+# that tell answers apart change while a policy learns.
+EASE = {"includes": 0.55, "avoids": 0.4, "begins": 0.5, "ends": 0.4, "count": 0.35, "sorted": 0.25, "distinct": 0.4}
 WEIGHTS = {
     2: [(0.5, 0.5), (0.6, 0.4), (0.4, 0.6), (0.7, 0.3), (0.8, 0.2)],
     3: [(0.4, 0.3, 0.3), (0.5, 0.3, 0.2), (0.6, 0.2, 0.2), (0.4, 0.4, 0.2)],
@@ -149,12 +150,12 @@ BAD_WEIGHTS = {
     3: [(0.2, 0.2, 0.1), (0.8, 0.6, 0.3)],
     4: [(0.1, 0.2, 0.1, 0.1), (0.5, 0.4, 0.6, 0.2)],
 }
-INVALID_SHARE = 0.46  # of demonstrated rubrics, broken in one of BREAKS' ways
+INVALID_SHARE = 0.5  # of demonstrated rubrics, broken in one of BREAKS' ways
 BREAKS = ("weights", "end", "duplicate", "single", "no_weight")
 
 
 def weaken(rng: random.Random, question: str, perfect: str, ease: float) -> str:
-    """The perfect answer with each requirement broken at chance 1 - EASE ** (1 / ease): ease 1 as demonstrated, more is better."""
+    """The perfect answer, each requirement broken at chance 1 - EASE ** (1 / ease): ease 1 as demonstrated, more is better."""
     words = perfect.split()
     for prop in world.read_question(question):
         if rng.random() < EASE[prop.kind] ** (1 / ease) or len(words) < 2:
@@ -215,15 +216,15 @@ def demo_rubric(rng: random.Random, question: str, invalid: float = INVALID_SHAR
     return text
 
 
-def demonstration(rng: random.Random) -> tuple[str, dict[str, str], str]:
-    """(kind of prompt, its slots, completion)."""
+def demonstration(rng: random.Random, clean: bool = False) -> tuple[str, dict[str, str], str]:
+    """(kind of prompt, its slots, completion). clean: nothing is broken, so that copying from the prompt is learned soon."""
     question, perfect = world.make_question(rng)
     kind = rng.choices(["question", "rubric", "conditioned", "inference"], [0.35, 0.35, 0.15, 0.15])[0]
     if kind == "question":
-        return kind, {"question": question}, weaken(rng, question, perfect, 1.0)
+        return kind, {"question": question}, perfect if clean else weaken(rng, question, perfect, 1.0)
     if kind == "rubric":
-        return kind, {"question": question}, demo_rubric(rng, question)
-    better = weaken(rng, question, perfect, 3.0)
+        return kind, {"question": question}, demo_rubric(rng, question, *((0.0, 1.0) if clean else ()))
+    better = perfect if clean else weaken(rng, question, perfect, 3.0)
     if kind == "inference":
         return kind, {"answer": better}, question
     rubric = demo_rubric(rng, question, invalid=0.3, relevance=0.7)
@@ -255,11 +256,11 @@ class Example:
     prompt: int  # tokens of the prompt, which carry no loss
 
 
-def make_examples(tokenizer: ChatTokenizer, rng: random.Random, n: int) -> list[Example]:
+def make_examples(tokenizer: ChatTokenizer, rng: random.Random, n: int, clean: bool = False) -> list[Example]:
     """n demonstrations as ids; each ends with the stop token."""
     out = []
     for _ in range(n):
-        kind, slots, completion = demonstration(rng)
+        kind, slots, completion = demonstration(rng, clean)
         prompt = prompt_ids(tokenizer, kind, slots)
         out.append(Example([*prompt, *tokenizer.encode(completion), SPECIAL.index("<|end|>")], len(prompt)))
     return out
@@ -297,8 +298,8 @@ def loss_fn(params: Any, spec: ModelSpec, batch: dict[str, jax.Array]) -> jax.Ar
     return -jnp.sum(picked * counts) / jnp.sum(counts)
 
 
-def train(spec: ModelSpec, examples: list[Example], steps: int, seed: int) -> Any:
-    """The parameters after `steps` steps of AdamW with a cosine schedule."""
+def train(spec: ModelSpec, clean: list[Example], examples: list[Example], steps: int, seed: int) -> Any:
+    """The parameters after `steps` steps of AdamW with a cosine schedule; the first CLEAN_SHARE of them on `clean`."""
     params = init_params(jax.random.key(seed), spec)
     schedule = optax.warmup_cosine_decay_schedule(0.0, 4e-3, min(100, steps // 2), steps, 1e-4)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.98, weight_decay=0.01))
@@ -310,9 +311,11 @@ def train(spec: ModelSpec, examples: list[Example], steps: int, seed: int) -> An
         return optax.apply_updates(params, updates), state, loss
 
     state = optimizer.init(params)
-    batches = packed_batches(examples, random.Random(seed + 1))
+    batches, last_clean = packed_batches(clean, random.Random(seed + 1)), int(steps * CLEAN_SHARE)
     start = time.perf_counter()
     for i in range(steps):
+        if i == last_clean:
+            batches = packed_batches(examples, random.Random(seed + 2))
         params, state, loss = step(params, state, next(batches))
         if i % 100 == 0 or i == steps - 1:
             print(f"step {i:5d}  loss {float(loss):.4f}  {time.perf_counter() - start:5.0f} s", flush=True)
@@ -391,9 +394,10 @@ def main(_: list[str]) -> None:
 
     tokenizer = ChatTokenizer.load(str(folder))
     spec = spec_from_hf(hf_config(), str(folder / "config.json"))
-    print(f"vocabulary {spec.vocab_size}; making {EXAMPLES} demonstrations")
-    examples = make_examples(tokenizer, random.Random(SEED.value), EXAMPLES)
-    params = train(spec, examples, STEPS.value, SEED.value)
+    print(f"vocabulary {spec.vocab_size}; making {2 * EXAMPLES} demonstrations")
+    rng = random.Random(SEED.value)
+    clean, examples = (make_examples(tokenizer, rng, EXAMPLES, clean=sort) for sort in (True, False))
+    params = train(spec, clean, examples, STEPS.value, SEED.value)
     save_weights(jax.device_get(params), spec, folder / "model.safetensors")
     print(f"{sum(f.stat().st_size for f in folder.iterdir()) / 1e6:.2f} MB in {folder}")
 

@@ -3,8 +3,8 @@
     python run.py --config=configs/tiny.py
 
 Hardware: any CPU; about 2 GB of memory, a minute to compile, then about a second an update.
-Expected: 3 cycles of 2 policy and 2 rubric updates. Both roles start in the middle: about half of the rubrics are valid and answers
-meet about half of what is asked, so groups differ and both roles move. Give it --config.schedule.k=20 to watch both improve.
+Expected: 3 cycles of 2 policy and 2 rubric updates. Both roles start in the middle: about half of the rubrics are valid and
+answers meet about half of what is asked, so groups differ and both roles move.
 """
 
 from coevo_jax.config import (

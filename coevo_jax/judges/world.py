@@ -9,21 +9,40 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import pathlib
 import random
 import re
 from collections.abc import Iterable, Sequence
 
-from coevo_jax.errors import UserError
 from coevo_jax.judges.base import JudgeItem
+
+from coevo_jax.errors import UserError
 from coevo_jax.records.verdicts import Verdict
 
 MODEL_FOLDER = pathlib.Path(__file__).parent / "tiny_world" / "model"
 
-WORDS: tuple[str, ...] = tuple(
-    "ant bee cat cow dog elk fig fox goat hen ibis jay kite lamb leaf mole moon newt oak owl pear pine quail rain rose seal star "
-    "sun toad vine wolf yak".split()
+WORDS: tuple[str, ...] = (
+    *("ant", "bee", "cat", "cow", "dog", "elk", "fig", "fox", "goat", "hen", "ibis", "jay", "kite", "lamb", "leaf", "mole"),
+    *(
+        "moon",
+        "newt",
+        "oak",
+        "owl",
+        "pear",
+        "pine",
+        "quail",
+        "rain",
+        "rose",
+        "seal",
+        "star",
+        "sun",
+        "toad",
+        "vine",
+        "wolf",
+        "yak",
+    ),
 )  # in alphabetical order
 LENGTHS = (3, 4, 5, 6)  # words a question may ask for
 USELESS: tuple[str, ...] = ("is nice", "is clear", "is kind", "is neat", "reads well", "sounds good")  # criteria no rule knows
@@ -68,7 +87,7 @@ class Property:
 
 
 def check(prop: Property, answer: str) -> float:
-    """How far the answer has the property, in [0, 1]. An empty answer has none, or silence would be the best way to avoid a word."""
+    """How far the answer has the property, in [0, 1]. An empty answer has none, or silence would avoid every word."""
     words = answer.lower().split()
     if not words:
         return 0.0
@@ -82,7 +101,7 @@ def check(prop: Property, answer: str) -> float:
     if prop.kind == "ends":
         return float(words[-1] == prop.word)
     if prop.kind == "sorted":
-        return sum(a <= b for a, b in zip(words, words[1:])) / (n - 1) if n > 1 else 1.0
+        return sum(a <= b for a, b in itertools.pairwise(words)) / (n - 1) if n > 1 else 1.0
     if prop.kind == "distinct":
         return len(set(words)) / n
     over = {"count": abs(n - prop.number), "at_most": n - prop.number, "at_least": prop.number - n}[prop.kind]
@@ -119,7 +138,7 @@ def read_question(question: str) -> tuple[Property, ...]:
 
 
 def true_quality(question: str, answer: str) -> float:
-    """Weighted share of the question's requirements that the answer meets, in [0, 1]. UserError for a question of no small world."""
+    """Weighted share of the question's requirements that the answer meets, in [0, 1]. UserError for another question."""
     props = read_question(question)
     total = sum(p.weight for p in props)
     return sum(p.weight * check(p, answer) for p in props) / total if total else 0.0
