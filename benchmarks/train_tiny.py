@@ -390,7 +390,7 @@ def main(_: list[str]) -> None:
     save_tokenizer(folder)
     _write_json(folder / "config.json", hf_config())
     _write_rows(root / "data" / "tiny_prompts.jsonl", prompt_rows(SEED.value))
-    _write_rows(root / "data" / "tiny_chat.jsonl", chat_rows(SEED.value))
+    _write_rows(root / "data" / "warmup" / "tiny.jsonl", chat_rows(SEED.value))
 
     tokenizer = ChatTokenizer.load(str(folder))
     spec = spec_from_hf(hf_config(), str(folder / "config.json"))

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from coevo_jax.judges.base import JudgeItem
 
 from coevo_jax.errors import UserError
-from coevo_jax.records.verdicts import Verdict
+from coevo_jax.records.verdicts import Status, Verdict, failed
 
 MODEL_FOLDER = pathlib.Path(__file__).parent / "tiny_world" / "model"
 
@@ -188,7 +188,7 @@ def write_rubric(criteria: Sequence[tuple[str, float]]) -> str:
 
 # ---------------------------------------------------------------------------------------------------- the judge
 
-FAILURES = ("parse_fail", "truncated", "timeout", "refused")
+FAILURES: tuple[Status, ...] = ("parse_fail", "truncated", "timeout", "refused")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,12 +213,12 @@ class OracleJudge:
         draw = _uniform(self.seed, "failure", update, item.request)
         if draw < self.failure_rate:
             status = FAILURES[int(draw / self.failure_rate * len(FAILURES))]
-            return Verdict(status, None, "", (), None)
+            return failed(status, "judge.oracle_failure_rate")
         criteria = item.rubric.criteria
         parts = tuple(self._check(item, criterion.text) for criterion in criteria)
         total = sum(criterion.weight for criterion in criteria)
         score = sum(criterion.weight * part for criterion, part in zip(criteria, parts)) / total
-        return Verdict("ok", min(max(score, 0.0), 1.0), json.dumps({"scores": parts}), parts, None)
+        return Verdict("ok", min(max(score, 0.0), 1.0), json.dumps({"scores": parts}), parts)
 
     def _check(self, item: JudgeItem, text: str) -> float:
         prop = read_criterion(text)
