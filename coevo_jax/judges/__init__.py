@@ -1,0 +1,48 @@
+"""Judges: one file a protocol (requests out, verdicts in), chosen by `judge.protocol`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from coevo_jax.config import JudgeConfig
+from coevo_jax.errors import UserError, nearest
+from coevo_jax.judges import criterion_logits, json_criteria, json_score
+from coevo_jax.judges.aggregate import weighted_mean
+from coevo_jax.judges.base import MAX_ATTEMPTS, Instrument, Judge, JudgeItem, failure_share, status_shares
+from coevo_jax.text.chat import ChatTokenizer
+
+if TYPE_CHECKING:
+    from coevo_jax.sampler import Engine
+
+
+def _oracle(cfg: JudgeConfig, seed: int) -> Judge:
+    from coevo_jax.judges.world import OracleJudge  # the small world is loaded only where it is asked for
+
+    return OracleJudge(noise=cfg.oracle_noise, failure_rate=cfg.oracle_failure_rate, seed=seed)
+
+
+# protocol -> judge. Those over a model take an Instrument, the others the config and the run's seed.
+JUDGES = {"json_score": json_score.make, "json_criteria": json_criteria.make, "criterion_logits": criterion_logits.make}
+MODEL_FREE = {"oracle": _oracle}
+
+
+def make_judge(cfg: JudgeConfig, engine: Engine | None, params: Any, tokenizer: ChatTokenizer | None, seed: int) -> Judge:
+    """The judge of a config. engine, params and tokenizer are None for protocols without a model."""
+    if cfg.protocol in MODEL_FREE:
+        return MODEL_FREE[cfg.protocol](cfg, seed)
+    names = [*JUDGES, *MODEL_FREE]
+    if cfg.protocol not in JUDGES:
+        raise UserError(
+            f"no judge protocol {cfg.protocol!r}",
+            where="judge.protocol",
+            expected=f"one of {', '.join(names)}",
+            nearest=nearest(cfg.protocol, names),
+        )
+    if not 0 <= cfg.retries < MAX_ATTEMPTS:
+        raise UserError(f"judge.retries is {cfg.retries}", where="judge.retries", expected=f"0 to {MAX_ATTEMPTS - 1}")
+    if engine is None or tokenizer is None:
+        raise ValueError(f"protocol {cfg.protocol!r} needs a model")
+    return JUDGES[cfg.protocol](Instrument(cfg, engine, params, tokenizer))
+
+
+__all__ = ["JUDGES", "MODEL_FREE", "Judge", "JudgeItem", "failure_share", "make_judge", "status_shares", "weighted_mean"]
