@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from coevo_jax.config import JudgeConfig
@@ -22,7 +23,11 @@ def _oracle(cfg: JudgeConfig, seed: int) -> Judge:
 
 
 # protocol -> judge. Those over a model take an Instrument, the others the config and the run's seed.
-JUDGES = {"json_score": json_score.make, "json_criteria": json_criteria.make, "criterion_logits": criterion_logits.make}
+JUDGES: dict[str, Callable[[Instrument], Judge]] = {
+    "json_score": json_score.make,
+    "json_criteria": json_criteria.make,
+    "criterion_logits": criterion_logits.make,
+}
 MODEL_FREE = {"oracle": _oracle}
 
 

@@ -61,8 +61,8 @@ class CriterionLogits:
         check_items(items)
         prompts = [self._prompts(item) for item in items]
         problems = [next((p for p in map(self.instrument.too_long, own) if p), "") for own in prompts]
-        # Each prompt once and in the order of its ids: prompts of one answer lie side by side, and the engine meets the same batch
-        # whatever order the items came in.
+        # Each prompt once and in the order of its ids: prompts of one answer lie side by side, and the engine meets the same
+        # batch whatever order the items came in.
         asked = sorted({ids for own, problem in zip(prompts, problems) if not problem for ids in own})
         probs = self._probs(asked)
         return [

@@ -1,4 +1,4 @@
-"""Chat messages to token ids, once: the template decides about the first token, and rendered text never gets specials added again.
+"""Chat messages to token ids, once: the template decides about the first token, and nothing adds special tokens again.
 
 What a system prompt means, for every role alike (the declared one is what is rendered):
   'text'  that text. Where a template knows no system turn, it is put before the first user turn.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import pathlib
 import re
 from collections.abc import Iterable, Sequence
@@ -61,9 +62,9 @@ class ChatTokenizer:
     def render(
         self, messages: Sequence[Message], *, thinking: bool, system: str | None, add_generation_prompt: bool = True
     ) -> list[int]:
-        """Token ids of a conversation, with the head of the assistant's turn. thinking: enable_thinking, where the template has it.
+        """Token ids of a conversation, with the head of the assistant's turn.
 
-        A message's text never becomes a special token: tokens written out in it are broken up.
+        thinking: enable_thinking, where the template has it. A message's text never becomes a special token: tokens written out in it are broken up.
         """
         text = self.render_text(messages, thinking=thinking, system=system, add_generation_prompt=add_generation_prompt)
         return self._tok.encode(text, add_special_tokens=False)
@@ -95,7 +96,7 @@ class ChatTokenizer:
     # ------------------------------------------------------------------------------------------------ ids to text
 
     def decode(self, ids: Sequence[int], *, keep_special: bool = False) -> str:
-        """Text of ids without special tokens, but for reasoning tags. Ids beyond the vocabulary (padded embeddings) give nothing."""
+        """Text of ids without special tokens, but for reasoning tags. Ids over the vocabulary (padded embeddings) are none."""
         kept = [int(i) for i in ids if 0 <= int(i) < self.vocab_size and (keep_special or int(i) not in self._dropped)]
         return self._tok.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
@@ -182,6 +183,7 @@ def _strftime(form: str) -> str:
 
 
 def _from_files(path: pathlib.Path) -> Any:
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # no torch is needed here, so it isn't missed
     from transformers import PreTrainedTokenizerFast
 
     try:

@@ -1,8 +1,8 @@
 """Reading what a model wrote. Every reader returns a `Parsed`: a typed value, or a failure that says why; never a default number.
 
-One strict grammar (design.md 4.11): only what follows the last closing reasoning tag is read; the last verdict counts, and when that
-one is unreadable an earlier one doesn't stand in for it; NaN, infinities, booleans and out-of-range numbers are failures. JSON is
-not repaired. Time is linear in the text, and texts over MAX_CHARS are failures.
+One strict grammar (design.md 4.11): only what follows the last closing reasoning tag is read; the last verdict counts, and when
+that one is unreadable an earlier one doesn't stand in for it; NaN, infinities, booleans and out-of-range numbers are failures.
+JSON is not repaired. Time is linear in the text, and texts over MAX_CHARS are failures.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def _key(record: dict[str, Any], key: str) -> str | None:
 def _last_object(text: str, key: str) -> Parsed[tuple[dict[str, Any], int]]:
     """The last whole top-level object that has `key`, and where it ends.
 
-    Words in braces are prose. What starts like an object and isn't one is a broken object: objects inside it don't count (they are
-    its parts), and one after the last whole object is a failure (the last verdict is the unreadable one).
+    Words in braces are prose. What starts like an object and isn't one is a broken object: objects inside it don't count (they
+    are its parts), and one after the last whole object is a failure (the last verdict is the unreadable one).
     """
     found: tuple[dict[str, Any], int] | None = None
     broken, depth, counted, pos = False, 0, 0, 0  # depth: braces open since the broken object began, counted up to `counted`
@@ -179,7 +179,7 @@ def _amount(found: re.Match[str], low: float, high: float) -> Parsed[float]:
 def parse_score(
     text: str, *, key: str = "score", low: float = 0.0, high: float = 1.0, truncated: bool = False, opened: bool = False
 ) -> Parsed[float]:
-    """The last score: a JSON object's `key`, else 'Score: 0.8' or 'Final score: 8/10' in prose, else a text that is one number."""
+    """The last score: a JSON object's `key`, 'Score: 0.8' or 'Final score: 8/10' in prose, or a text that is one number."""
     seen = visible(text, truncated=truncated, opened=opened)
     if seen.value is None:
         return Parsed(seen.status, None, seen.detail)
@@ -322,11 +322,8 @@ def _winner(said: Any, labels: tuple[str, ...], ties: bool) -> Parsed[str]:
         return _fail("no winner")
     names = "|".join(map(re.escape, labels)) + ("|tie" if ties else "")
     # After the name: the end, a stop or a mark; never 'A or B', 'A and B', 'A clear'.
-    found = re.match(
-        rf"[{re.escape(_MARKS)}]*(?:the\s+)?(?:response|answer|assistant)?[\s\"'*_`]*({names})[\"'*_`)\]\s]*(?:$|[.,;:!(])",
-        said,
-        re.I,
-    )
+    start = rf"[{re.escape(_MARKS)}]*(?:the\s+)?(?:response|answer|assistant)?[\s\"'*_`]*"
+    found = re.match(rf"{start}({names})[\"'*_`)\]\s]*(?:$|[.,;:!(])", said, re.IGNORECASE)
     if not found:
         return _fail(f"the last winner {said[:40]!r} is none of {', '.join(labels)}")
     return Parsed("ok", next((label for label in labels if label.casefold() == found[1].casefold()), "tie"))

@@ -32,7 +32,7 @@ def prompt_names() -> list[str]:
 
 
 def render_prompt(name_or_path: str, **slots: str) -> list[dict[str, str]]:
-    """Messages of a template with its slots filled. UserError for a template or slot that doesn't exist, or a slot without value."""
+    """Messages of a template with its slots filled. UserError for an unknown template or slot, or a slot without value."""
     where, sections = _load(name_or_path)
     names = {slot for _, text in sections for slot, _ in _SLOT.findall(text)}
     _check_slots(where, names, set(slots))
