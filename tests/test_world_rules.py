@@ -123,8 +123,9 @@ def test_questions_can_be_met():
         question, perfect = make_question(rng)
         assert true_quality(question, perfect) == 1.0
         assert 3 <= len(read_question(question)) <= 5
-        for answer in ("", "banana", " ".join(rng.choices(world.WORDS, k=9))):
-            assert 0.0 <= true_quality(question, answer) < 1.0
+        assert true_quality(question, "") == 0.0
+        for answer in ("banana", " ".join(rng.choices(world.WORDS, k=9))):
+            assert 0.0 <= true_quality(question, answer) <= 1.0
 
 
 def test_noise_weakens_the_judge_by_degrees_and_repeats():

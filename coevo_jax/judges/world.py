@@ -16,9 +16,8 @@ import random
 import re
 from collections.abc import Iterable, Sequence
 
-from coevo_jax.judges.base import JudgeItem
-
 from coevo_jax.errors import UserError
+from coevo_jax.judges.base import JudgeItem
 from coevo_jax.records.verdicts import Status, Verdict, failed
 
 MODEL_FOLDER = pathlib.Path(__file__).parent / "tiny_world" / "model"
