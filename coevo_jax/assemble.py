@@ -21,6 +21,7 @@ from coevo_jax.mesh import make_mesh
 from coevo_jax.methods import evolm, supervised, verifiable
 from coevo_jax.methods.context import Context, Voice
 from coevo_jax.methods.stage import Stage
+from coevo_jax.models.files import user_cache
 from coevo_jax.models.load import LoadedModel, load_model
 from coevo_jax.models.spec import ModelSpec
 from coevo_jax.preference.buffer import ReplayBuffer
@@ -206,11 +207,6 @@ def _compilation_cache(cfg: Experiment, console: RunConsole) -> None:
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
     console.note(f"compile cache: {folder}")
-
-
-def user_cache() -> pathlib.Path:
-    """The user's cache folder; COEVO_CACHE moves it."""
-    return pathlib.Path(os.environ.get("COEVO_CACHE") or pathlib.Path.home() / ".cache" / "coevo-jax")
 
 
 def _processor() -> str:
