@@ -28,7 +28,7 @@ _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 class _Reader(gguf.GGUFReader):
     """The package's reader over a plain view of the mapped file: slicing a memmap costs five times as much, 200,000 times."""
 
-    @property
+    @property  # type: ignore[override]
     def data(self) -> np.ndarray:
         return self._plain
 
