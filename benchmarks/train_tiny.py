@@ -140,12 +140,12 @@ def hf_config() -> dict[str, Any]:
 # Chance that a demonstrated answer meets a requirement. Naming a word is easy, order and length are not, so that the criteria
 # that tell answers apart change while a policy learns.
 EASE = {"includes": 0.55, "avoids": 0.4, "begins": 0.5, "ends": 0.4, "count": 0.35, "sorted": 0.25, "distinct": 0.4}
-WEIGHTS = {
+WEIGHTS: dict[int, list[tuple[float, ...]]] = {
     2: [(0.5, 0.5), (0.6, 0.4), (0.4, 0.6), (0.7, 0.3), (0.8, 0.2)],
     3: [(0.4, 0.3, 0.3), (0.5, 0.3, 0.2), (0.6, 0.2, 0.2), (0.4, 0.4, 0.2)],
     4: [(0.4, 0.2, 0.2, 0.2), (0.3, 0.3, 0.2, 0.2), (0.4, 0.3, 0.2, 0.1)],
 }
-BAD_WEIGHTS = {
+BAD_WEIGHTS: dict[int, list[tuple[float, ...]]] = {
     2: [(0.2, 0.3), (0.9, 0.7)],
     3: [(0.2, 0.2, 0.1), (0.8, 0.6, 0.3)],
     4: [(0.1, 0.2, 0.1, 0.1), (0.5, 0.4, 0.6, 0.2)],
@@ -344,7 +344,8 @@ def prompt_rows(seed: int) -> list[dict[str, Any]]:
 
 def chat_rows(seed: int) -> list[dict[str, Any]]:
     """Chat data for a supervised warm-up in the small world: better answers and valid rubrics, half and half."""
-    rng, rows = random.Random(f"chat {seed}"), []
+    rng = random.Random(f"chat {seed}")
+    rows: list[dict[str, Any]] = []
     for i in range(CHATS):
         question, perfect = world.make_question(rng)
         if i % 2:

@@ -123,6 +123,7 @@ def test_questions_can_be_met():
         question, perfect = make_question(rng)
         assert true_quality(question, perfect) == 1.0
         assert 3 <= len(read_question(question)) <= 5
+        assert len(perfect.split()) in world.LENGTHS
         assert true_quality(question, "") == 0.0
         for answer in ("banana", " ".join(rng.choices(world.WORDS, k=9))):
             assert 0.0 <= true_quality(question, answer) <= 1.0
