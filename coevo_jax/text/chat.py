@@ -64,7 +64,8 @@ class ChatTokenizer:
     ) -> list[int]:
         """Token ids of a conversation, with the head of the assistant's turn.
 
-        thinking: enable_thinking, where the template has it. A message's text never becomes a special token: tokens written out in it are broken up.
+        thinking: enable_thinking, where the template has it. A message's text never becomes a special token: those written
+        out in it are broken up.
         """
         text = self.render_text(messages, thinking=thinking, system=system, add_generation_prompt=add_generation_prompt)
         return self._tok.encode(text, add_special_tokens=False)

@@ -92,7 +92,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_unique)
-_STARTS_JSON = re.compile(r'\{\s*"')
+_STARTS_JSON = re.compile(r"\{\s*[\"']")
+MAX_BROKEN = 500  # broken objects of a text; each costs Python's decoder a pass over what stands before it
 
 
 def _key(record: dict[str, Any], key: str) -> str | None:
@@ -109,23 +110,31 @@ def _last_object(text: str, key: str) -> Parsed[tuple[dict[str, Any], int]]:
     """
     found: tuple[dict[str, Any], int] | None = None
     broken, depth, counted, pos = False, 0, 0, 0  # depth: braces open since the broken object began, counted up to `counted`
-    while (start := text.find("{", pos)) >= 0:
+    errors = 0
+    while (candidate := _STARTS_JSON.search(text, pos)) is not None:
+        start = candidate.start()
         if broken:
             depth += text.count("{", counted, start) - text.count("}", counted, start)
             counted = start
         try:
             value, end = _DECODER.raw_decode(text, start)
         except json.JSONDecodeError as error:
-            if _STARTS_JSON.match(text, start) and (not broken or depth <= 0):
+            if not broken or depth <= 0:
                 broken, depth, counted = True, 0, start
             pos = max(error.pos, start + 1)  # what was read up to the error is inside the object
+            errors += 1
+            if errors > MAX_BROKEN:
+                return _fail("JSON: too many broken objects")
             continue
         except (RecursionError, ValueError) as error:  # nested too deeply, a number of thousands of digits, a key twice
             return _fail(f"JSON: {str(error)[:100]}")
-        inside = broken and depth > 0
-        if not inside and _key(value, key) is not None and text[end : end + 64].lstrip()[:1] not in (",", "}", "]"):
-            found, broken = (value, end), False
         pos = end
+        if (broken and depth > 0) or _key(value, key) is None:
+            continue
+        if text[end : end + 64].lstrip()[:1] in (",", "}", "]"):  # a part of something larger
+            broken, depth, counted = True, 0, end
+        else:
+            found, broken = (value, end), False
     if broken:
         return _fail("a JSON object that is broken or unfinished")
     return Parsed("ok", found) if found else _fail(f"no JSON object with the key {key!r}")
@@ -254,9 +263,8 @@ def parse_yes_no(text: str, *, key: str = "answer", truncated: bool = False, ope
     if _STARTS_JSON.search(body):
         return _yes_no_of_json(body, key)
     labels = list(_VERDICT_LABEL.finditer(body))
-    if labels and (said := _word(body[labels[-1].end() :].strip(_MARKS).split("\n")[0])) is not None:
-        return Parsed("ok", said)
-    votes = {vote for vote in (_word(body), _leading(body), _closing(body)) if vote is not None}
+    said = body[labels[-1].end() :] if labels else body  # the last verdict counts
+    votes = {vote for vote in (_word(said), _leading(said), _closing(body)) if vote is not None}
     if len(votes) == 1:
         return Parsed("ok", votes.pop())
     return _fail("yes and no" if votes else "neither yes nor no")
@@ -273,6 +281,8 @@ def _yes_no_of_json(body: str, key: str) -> Parsed[bool]:
 
 def _word(text: str) -> bool | None:
     """The verdict of a text that is nothing but one."""
+    if len(text) > 200:
+        return None
     word = " ".join(text.strip(_MARKS).casefold().split())
     return True if word in _YES else False if word in _NO else None
 
@@ -313,8 +323,8 @@ def parse_winner(
         body = body[found.value[1] :]
     marks = list(re.finditer(r"\bwinner\b[\"'*_`\s]{0,8}(?:[:=]|\bis\b)", body, re.IGNORECASE))
     if marks:
-        said = body[marks[-1].end() :].lstrip(_MARKS).split("\n")[0][:200]
-    return _winner(said, labels, ties)
+        said = body[marks[-1].end() :].lstrip(_MARKS).split("\n")[0]
+    return _winner(said[:200] if isinstance(said, str) else said, labels, ties)
 
 
 def _winner(said: Any, labels: tuple[str, ...], ties: bool) -> Parsed[str]:
