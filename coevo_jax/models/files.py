@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from coevo_jax.errors import UserError, nearest
 
 WHOLE_HASH = 1 << 30  # bytes; larger sources are hashed in part unless the caller asks for all
+FLOATS = ("F32", "BF16", "F16", "F64")  # safetensors' names
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model", "vocab.json",
     "merges.txt", "chat_template.jinja", "generation_config.json",
@@ -114,7 +115,11 @@ class SafetensorsFolder:
             self._open[file] = opened
             for name in opened.keys():  # noqa: SIM118  (not a dict)
                 self._file_of[name] = file
-                yield name, tuple(opened.get_slice(name).get_shape())
+                tensor = opened.get_slice(name)
+                if tensor.get_dtype() not in FLOATS:
+                    raise UserError(f"tensor {name!r} has dtype {tensor.get_dtype()}", where=str(file),
+                                    expected=f"one of {', '.join(FLOATS)}")  # fmt: skip
+                yield name, tuple(tensor.get_shape())
         except (SafetensorError, OSError) as error:
             raise UserError(
                 f"the file can't be read: {error}", where=str(file), expected="a complete safetensors file"
@@ -124,11 +129,7 @@ class SafetensorsFolder:
         return self._shapes
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        try:
-            return self._open[self._file_of[name]].get_slice(name)[index]
-        except (SafetensorError, TypeError) as error:
-            raise UserError(f"tensor {name!r} can't be read: {error}", where=str(self._file_of[name]),
-                            expected="float32, float16 or bfloat16 weights") from error  # fmt: skip
+        return self._open[self._file_of[name]].get_slice(name)[index]
 
 
 @contextlib.contextmanager
