@@ -8,6 +8,7 @@ What a system prompt means, for every role alike (the declared one is what is re
 
 from __future__ import annotations
 
+import datetime
 import functools
 import hashlib
 import json
@@ -21,7 +22,7 @@ from coevo_jax.errors import UserError
 
 REASONING_TAGS = ("<think>", "</think>", "<thinking>", "</thinking>", "<thought>", "</thought>", "<reasoning>", "</reasoning>")
 _PROBE = "qzprobe"  # text that no template holds
-_DATE = "26 Jul 2024"  # templates that print a date get this one: a prompt must not change overnight
+_DATE = datetime.date(2024, 7, 26)  # templates that print a date get this one: a prompt must not change overnight
 Message = dict[str, str]
 
 
@@ -36,9 +37,10 @@ class ChatTokenizer:
                 where=where,
                 expected="chat_template in tokenizer_config.json, or a file chat_template.jinja; base models need one added",
             )
-        self._template: str = tokenizer.get_chat_template()
+        self._template = _without_clock(tokenizer.get_chat_template(), where)
         special = {t.content for t in tokenizer.added_tokens_decoder.values() if t.special} | set(tokenizer.all_special_tokens)
         self._dropped = {tokenizer.convert_tokens_to_ids(t) for t in special if t not in REASONING_TAGS}
+        self._unknown = tokenizer.unk_token_id
         hot = sorted((t for t in special if len(t) > 1 and t not in REASONING_TAGS), key=len, reverse=True)
         self._hot = re.compile("|".join(map(re.escape, hot))) if hot else None
         self.vocab_size: int = len(tokenizer)
@@ -126,7 +128,7 @@ class ChatTokenizer:
             found.add(int(self._tok.eos_token_id))
         turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _PROBE}]
         tail = self._apply(turns, thinking=False, generation=False).rpartition(_PROBE)[2]
-        closing = [i for i in self._tok.encode(tail, add_special_tokens=False) if i in self._dropped]
+        closing = [i for i in self._tok.encode(tail, add_special_tokens=False) if i in self._dropped and i != self._unknown]
         found.update(closing[:1])
         if not found:
             raise UserError(
@@ -137,7 +139,7 @@ class ChatTokenizer:
     # ------------------------------------------------------------------------------------------------ the template
 
     def _apply(self, turns: list[Message], thinking: bool, generation: bool) -> str:
-        kwargs: dict[str, Any] = {"date_string": _DATE, "strftime_now": lambda form: _strftime(form)}
+        kwargs: dict[str, Any] = {"chat_template": self._template, "date_string": _DATE.strftime("%d %b %Y")}
         if "enable_thinking" in self._template:
             kwargs["enable_thinking"] = thinking
         import jinja2
@@ -177,10 +179,13 @@ class ChatTokenizer:
         return len(self._apply(user, False, True)) > len(self._apply([{"role": "system", "content": ""}, *user], False, True))
 
 
-def _strftime(form: str) -> str:
-    import datetime
-
-    return datetime.datetime.strptime(_DATE, "%d %b %Y").strftime(form)
+def _without_clock(template: str, where: str) -> str:
+    """The template with its calls of strftime_now replaced by what they give on _DATE."""
+    out = re.sub(r"""\bstrftime_now\(\s*(['"])([^'"]*)\1\s*\)""", lambda m: repr(_DATE.strftime(m[2])), template)
+    if "strftime_now(" in out:
+        expected = "strftime_now with a format in quotes, or a date written out"
+        raise UserError("the chat template reads the clock, so prompts would change overnight", where=where, expected=expected)
+    return out
 
 
 def _from_files(path: pathlib.Path) -> Any:

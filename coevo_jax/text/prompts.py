@@ -95,9 +95,7 @@ def _check_syntax(text: str, start: int, where: str) -> None:
         line = text.count("\n", 0, found.start()) + 1
         slot = _SLOT.match(text, found.start())
         if not slot:
-            raise UserError(
-                "a slot is not closed", where=f"{where}:{line}", expected="such as {{question}} or {{criterion|line}}"
-            )
+            raise UserError("a slot is malformed", where=f"{where}:{line}", expected="such as {{question}} or {{criterion|line}}")
         if slot[2] and slot[2] not in FILTERS:
             expected, close = f"one of {', '.join(FILTERS)}", nearest(slot[2], FILTERS)
             raise UserError(f"no such filter {slot[2]!r} of a slot", where=f"{where}:{line}", expected=expected, nearest=close)
