@@ -53,6 +53,12 @@ def test_a_misspelt_source_names_the_nearest():
     assert error.nearest == "demo" and error.where == "data.prompts=dmo"
 
 
+@pytest.mark.parametrize("kind, source", [(kind, source) for kind in BUNDLED for source in BUNDLED[kind]])
+def test_every_bundled_file_is_there_and_valid(kind, source):
+    read = read_chat if kind == "chat" else lambda name: read_prompts(DataConfig(prompts=name))
+    assert len(read(source)) >= 16
+
+
 def test_bundled_chat_goes_by_name(tmp_path, monkeypatch):
     path = tmp_path / "demo.jsonl"
     path.write_text('{"question": "q", "rubric": {"criteria": [1]}}\n')

@@ -29,7 +29,7 @@ BUNDLED = {
         "demo_heldout": HERE / "heldout_prompts.jsonl",
         "tiny": HERE / "tiny_prompts.jsonl",
     },
-    "chat": {"demo": HERE / "warmup" / "demo.jsonl", "tiny": HERE / "warmup" / "tiny.jsonl"},
+    "chat": {"demo": HERE / "warmup" / "rubrics.jsonl", "tiny": HERE / "warmup" / "tiny.jsonl"},
 }
 PROCEDURAL = "reasoning_gym:"
 
