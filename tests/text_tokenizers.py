@@ -50,12 +50,11 @@ def make_tokenizer(
     vocab = {c: i for i, c in enumerate(alphabet)}
     merges: list[tuple[str, str]] = []
     for word in words:
-        done = ""
-        for char in word.replace(" ", "Ġ"):
-            if done:
-                merges.append((done, char)) if (done, char) not in merges else None
-            done += char
-            vocab.setdefault(done, len(vocab))
+        plain = word.strip()
+        pairs = [(plain[:i], plain[i]) for i in range(1, len(plain))] + [("Ġ", plain)] * word.startswith(" ")
+        for pair in pairs:  # the word first, then the space in front of it
+            vocab.setdefault("".join(pair), len(vocab))
+            merges += [pair] if pair not in merges else []
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
