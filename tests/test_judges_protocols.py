@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-import text_tokenizers as tt
+import text_support as tt
 
 from coevo_jax.config import JudgeConfig, SamplerConfig
 from coevo_jax.errors import UserError
@@ -157,7 +157,7 @@ def test_criterion_logits(tokenizer):
         masses = [0.5 * (s / (1 + which) + 1 - s) for s in (0.8, 0.5, 0.2)]
         assert verdict.yes_no_mass == pytest.approx(min(masses), abs=1e-6)
     ((prompts, forms),) = engine.calls
-    assert len(prompts) == 6 and [len(f) for f in forms] == [3, 3] and not set(forms[0]) & set(forms[1])
+    assert len(prompts) == 6 and [len(f) for f in forms] == [3, 4] and not set(forms[0]) & set(forms[1])
 
 
 def test_prompts_of_one_answer_share_their_head(tokenizer):
@@ -198,7 +198,7 @@ def test_no_mass_is_a_failure_even_at_floor_zero(tokenizer):
 def test_forms_of_a_tokenizer(tokenizer, tmp_path):
     yes, no = yes_no_forms(tokenizer)
     assert sorted(tokenizer.token_text(i) for i in yes) == [" yes", "Yes", "yes"]
-    assert sorted(tokenizer.token_text(i) for i in no) == [" NO", "No", "no"]
+    assert sorted(tokenizer.token_text(i) for i in no) == [" NO", "NO", "No", "no"]
     bare = ChatTokenizer.load(tt.make_tokenizer(tmp_path, tt.CHATML, words=("yes",)))
     with pytest.raises(UserError, match="spells 'no'") as error:
         judge_of(bare, "criterion_logits", FakeEngine(bare))

@@ -6,7 +6,7 @@ import json
 import shutil
 
 import pytest
-import text_tokenizers as tt
+import text_support as tt
 
 from coevo_jax.errors import UserError
 from coevo_jax.text.chat import ChatTokenizer
