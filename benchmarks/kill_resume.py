@@ -45,7 +45,7 @@ def is_event(line: str) -> bool:
 def run_and_kill(process: subprocess.Popen[str], after: int, delay: float) -> tuple[bool, str]:
     """Read the log; SIGKILL `delay` seconds after event number `after`. (was it killed, the last event)."""
     assert process.stdout is not None
-    seen, last, tail = 0, "start", []
+    seen, last, tail = 0, "start", [""]
     for line in process.stdout:
         tail = [*tail[-20:], line]
         if is_event(line):
@@ -83,11 +83,11 @@ def main() -> int:
     whole = read_metrics(folder / "whole" / "metrics.jsonl")
     print(f"unbroken run: {len(whole)} rows", flush=True)
 
-    kills, finished = [], False
+    kills: list[str] = []
+    finished = False
     while len(kills) < args.kills or not finished:
         more = len(kills) < args.kills
-        # A run has three events an update; early ones are likelier, so that the run is still far from its end at the last kill.
-        after = draw.randint(1, 6) if more else sys.maxsize
+        after = draw.randint(1, 14) if more else sys.maxsize  # an update has three events
         killed, last = run_and_kill(start(folder / "killed", args.config, overrides), after, draw.uniform(0, 0.3))
         if killed:
             kills.append(last)

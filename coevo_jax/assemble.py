@@ -187,12 +187,17 @@ def _warm_up(system: System, engines: _Engines, judge_model: LoadedModel | None,
         return
     for learner in system.learners.values():
         learner.publish()
-    for engine in engines.all:
-        owner = next((v for v in system.context.voices.values() if v.engine is engine), None)
-        params = owner.weights() if owner is not None else judge_model.params if judge_model is not None else None
-        console.note("compiling the sampler")
-        seconds = engine.warmup(params)
-        console.note(f"compiled in {seconds:.1f} s")
+    speakers = [(voice.engine, voice.weights()) for voice in system.context.voices.values()]
+    if judge_model is not None:
+        tokenizer = ChatTokenizer.load(judge_model.folder)
+        speakers.append((engines.get(judge_model.spec, tokenizer.stop_ids), judge_model.params))
+    cfg = system.cfg
+    drawn = (cfg.answer, cfg.rubric_sampling, cfg.question_sampling, cfg.judge.sampling)
+    truncated = cfg.compat.top_p > 0 or any(s.top_p < 1 or s.top_k > 0 for s in drawn)
+    console.note("compiling the sampler")
+    seconds = sum(engine.warmup(params, top_p=truncated) for engine, params in speakers)
+    system.take_sampler_stats()  # what the warm-up fed is nobody's metric
+    console.note(f"compiled in {seconds:.1f} s")
 
 
 def _compilation_cache(cfg: Experiment, console: RunConsole) -> None:

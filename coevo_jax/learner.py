@@ -64,7 +64,8 @@ class Learner:
         for _ in range(inner):
             self.published = None  # the donated buffers may be the sampler's
             self.state, metrics = self.updates[loss](self.state, rows, temperature)
-        return {name: float(value) for name, value in jax.device_get(metrics).items()}
+        found = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        return {"update/nonfinite" if name == "nonfinite" else name: value for name, value in found.items()}
 
 
 def make_learner(name: str, cfg: Experiment, model: LoadedModel, mesh: Any = None) -> Learner:

@@ -70,7 +70,14 @@ class Context:
         """A sampler request whose noise is keyed by (seed, role, update, request id, sample, token)."""
         top_p = self.cfg.compat.top_p or sampling.top_p
         sampling = dataclasses.replace(sampling, top_p=top_p)
-        return Request(prompt=ids, n=n, role=role, update=update, request=request_id(kind, **identity), sampling=sampling)
+        return Request(
+            prompt=np.asarray(ids, np.int32),
+            n=n,
+            role=role,
+            update=update,
+            request=request_id(kind, **identity),
+            sampling=sampling,
+        )
 
     def generate(self, role: str, requests: list[Request]) -> list[list[Completion]]:
         """Completions of each request, by the current weights of `role`."""

@@ -104,7 +104,7 @@ def _retry_invalid(
     counts: dict[str, int],
 ) -> dict[int, Rubric]:  # fmt: skip
     """Valid rubrics by slot. An invalid one is sampled again, colder each time; a slot that never gets one is dropped."""
-    found = {slot: parsed.value for slot, (_, parsed) in first.items() if parsed.status == "ok"}
+    found = {slot: parsed.value for slot, (_, parsed) in first.items() if parsed.value is not None}
     counts["rubric/written"] += len(first)
     counts["rubric/valid"] += len(found)
     for retry, temperature in enumerate(ctx.cfg.rubric.retry_temperatures, start=1):
@@ -120,7 +120,7 @@ def _retry_invalid(
         ])  # fmt: skip
         for slot, (completion,) in zip(missing, out):
             parsed = _parse(ctx, completion)
-            if parsed.status == "ok":
+            if parsed.value is not None:
                 found[slot] = parsed.value
     counts["rubric/prompts_dropped"] += len(first) - len(found)
     return {slot: found[slot] for slot in first if slot in found}
@@ -203,7 +203,7 @@ def _judge_rubrics(ctx: Context, step: Step, groups: list[Group], pairs: dict[in
             parsed = _parse(ctx, member.completion)
             member.parts = {"format": format_reward(parsed)}
             member.note = {"rubric_status": parsed.status, "rubric_detail": parsed.detail}
-            if parsed.status != "ok":  # an outcome, not a failure: format 0 and both scores 0, the judge is not asked
+            if parsed.value is None:  # an outcome, not a failure: format 0 and both scores 0, the judge is not asked
                 member.reward = rubric_reward(0.0, 0.0, 0.0, ctx.cfg.rubric)
                 continue
             asked.append((member, parsed.value))
