@@ -139,7 +139,7 @@ def hf_config() -> dict[str, Any]:
 
 # Chance that a demonstrated answer meets a requirement. Naming a word is easy, order and length are not, so that the criteria
 # that tell answers apart change while a policy learns.
-EASE = {"includes": 0.55, "avoids": 0.4, "begins": 0.5, "ends": 0.4, "count": 0.35, "sorted": 0.25, "distinct": 0.4}
+EASE = {"includes": 0.6, "avoids": 0.6, "begins": 0.5, "ends": 0.4, "count": 0.35, "sorted": 0.25, "distinct": 0.5}
 WEIGHTS: dict[int, list[tuple[float, ...]]] = {
     2: [(0.5, 0.5), (0.6, 0.4), (0.4, 0.6), (0.7, 0.3), (0.8, 0.2)],
     3: [(0.4, 0.3, 0.3), (0.5, 0.3, 0.2), (0.6, 0.2, 0.2), (0.4, 0.4, 0.2)],
@@ -150,7 +150,7 @@ BAD_WEIGHTS: dict[int, list[tuple[float, ...]]] = {
     3: [(0.2, 0.2, 0.1), (0.8, 0.6, 0.3)],
     4: [(0.1, 0.2, 0.1, 0.1), (0.5, 0.4, 0.6, 0.2)],
 }
-INVALID_SHARE = 0.5  # of demonstrated rubrics, broken in one of BREAKS' ways
+INVALID_SHARE = 0.46  # of demonstrated rubrics, broken in one of BREAKS' ways
 BREAKS = ("weights", "end", "duplicate", "single", "no_weight")
 
 
@@ -382,6 +382,7 @@ def save_weights(params: Any, spec: ModelSpec, path: pathlib.Path) -> None:
         out[f"{at}input_layernorm.weight"] = layers["attn_norm"][i]
         out[f"{at}post_attention_layernorm.weight"] = layers["mlp_norm"][i]
     save_file({name: np.ascontiguousarray(np.asarray(x), np.float16) for name, x in out.items()}, path, {"format": "pt"})
+    path.chmod(0o644)
 
 
 def main(_: list[str]) -> None:

@@ -35,7 +35,7 @@ def tokenizer(model):
 @pytest.fixture(scope="module")
 def sample(model, tokenizer):
     """Texts and finish reasons of n samples for each prompt, at temperature 1."""
-    cfg = SamplerConfig(slots=32, max_prompt=128, max_new=48, steps_per_dispatch=16, prefill_tokens=512)
+    cfg = SamplerConfig(slots=32, max_prompt=64, max_new=48, steps_per_dispatch=16, prefill_tokens=256)
     engine = Engine(model.spec, cfg, tokenizer.stop_ids, seed=5)
     engine.warmup(model.params)
 
