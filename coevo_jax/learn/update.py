@@ -164,7 +164,7 @@ def summed_gradients(
 
 def apply_gradients(state: TrainState, grads: Params, optimizer: Optimizer) -> tuple[TrainState, Metrics]:
     """One optimizer step, or none where the gradient is not finite."""
-    norm = optax.global_norm(grads)
+    norm = optax.tree.norm(grads)
     finite = jnp.isfinite(norm)
     grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)
     with jax.numpy_dtype_promotion("standard"):  # optax raises a float to an integer power
@@ -173,8 +173,8 @@ def apply_gradients(state: TrainState, grads: Params, optimizer: Optimizer) -> t
     new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state)
     metrics = {
         "grad_norm": norm,
-        "update_norm": jnp.where(finite, optax.global_norm(updates), 0.0),
-        "param_norm": optax.global_norm(new.params),
+        "update_norm": jnp.where(finite, optax.tree.norm(updates), 0.0),
+        "param_norm": optax.tree.norm(new.params),
         "lr": optimizer.lr(state.step),
         "nonfinite": 1.0 - finite.astype(jnp.float32),
     }
