@@ -5,10 +5,13 @@ Axes: B batch, T query time, S key time, H heads, K kv heads, G query heads a kv
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from coevo_jax.errors import UserError
 
@@ -42,35 +45,60 @@ def packed_mask(positions_BxT: jax.Array, segments_BxT: jax.Array, window: jax.A
 
 
 def packed_attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, positions: jax.Array, segments: jax.Array, window: Any = None, choice: str = "xla"
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    positions: jax.Array,
+    segments: jax.Array,
+    window: Any = None,
+    choice: str = "xla",
+    *,
+    windows: tuple[int, ...] = (),
+    mesh: Mesh | None = None,
 ) -> jax.Array:
-    """Causal attention [B,T,H,d] inside segments. choice: 'xla' or 'splash' (TPU; full attention only)."""
-    if choice == "splash":
-        if window is not None:
-            raise UserError(
-                "splash attention is not available for models with sliding windows", where="update.attention", expected="xla"
-            )
-        return _splash(q, k, v, segments)
-    scores = grouped_scores(q, k)
-    mask = packed_mask(positions, segments, window)[:, None, None]
-    return grouped_values(jax.nn.softmax(jnp.where(mask, scores, NEGATIVE), axis=-1), v)
+    """Causal attention [B,T,H,d] inside segments; `window` is this layer's (an array, 0 = full) or None.
+
+    choice: 'xla', 'splash' (TPU kernel) or 'splash_interpret' (the same kernel in Python, for tests). Splash needs all `windows`
+    that a layer may have, since it compiles one kernel each, and with several devices the `mesh` of the arrays.
+    """
+    if choice == "xla":
+        mask = packed_mask(positions, segments, window)[:, None, None]
+        return grouped_values(jax.nn.softmax(jnp.where(mask, grouped_scores(q, k), NEGATIVE), axis=-1), v)
+    if choice not in ("splash", "splash_interpret"):
+        raise UserError(f"attention {choice!r} is not known", where="update.attention", expected="xla or splash")
+    kinds = sorted(set(windows)) if window is not None else [0]
+    kernels = [_splash(q.shape[1], q.shape[2], k.shape[2], kind, choice == "splash_interpret", mesh) for kind in kinds]
+    operands = q * q.shape[3] ** -0.5, k, v, segments
+    if len(kernels) == 1:
+        return kernels[0](*operands)
+    return jax.lax.switch(jnp.searchsorted(jnp.asarray(kinds), window), kernels, *operands)
 
 
-def _splash(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> jax.Array:
-    """Pallas splash attention with segment ids; lengths must be a multiple of 128."""
+def _splash(T: int, H: int, K: int, window: int, interpret: bool, mesh: Mesh | None) -> Callable[..., jax.Array]:
+    """Pallas splash attention of (scaled q, k, v, segments) for one window. Over a mesh: rows by data and fsdp, heads by tensor."""
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-    T, H, d = q.shape[1], q.shape[2], q.shape[3]
-    mask = splash.MultiHeadMask([splash.CausalMask((T, T))] * H)
-    block = min(512, T)
+    if T % 128:
+        raise UserError(f"splash attention can't run rows of {T} tokens", where="update.pack_length",
+                        expected="a multiple of 128, or update.attention=xla")  # fmt: skip
+    tensor = mesh.shape["tensor"] if mesh is not None and K % mesh.shape["tensor"] == 0 else 1
+    one = splash.CausalMask((T, T)) if window == 0 else splash.LocalMask((T, T), (window - 1, 0), 0)
+    block = next(b for b in (512, 384, 256, 128) if T % b == 0)
     sizes = splash.BlockSizes(
         block_q=block, block_kv=block, block_kv_compute=block, block_q_dkv=block, block_kv_dkv=block,
         block_kv_dkv_compute=block, block_q_dq=block, block_kv_dq=block,
     )  # fmt: skip
-    kernel = splash.make_splash_mqa_single_device if k.shape[2] == 1 else splash.make_splash_mha_single_device
-    run = kernel(mask, block_sizes=sizes)
-    ids = splash.SegmentIds(segments, segments)
-    groups = H // k.shape[2]
-    k, v = (jnp.repeat(x, groups, axis=2).transpose(0, 2, 1, 3) for x in (k, v))
-    out = jax.vmap(run)(q.transpose(0, 2, 1, 3) * d**-0.5, k, v, segment_ids=ids)
-    return out.transpose(0, 2, 1, 3)
+    kernel = splash.make_splash_mha_single_device(
+        splash.MultiHeadMask([one] * (H // tensor)), block_sizes=sizes, interpret=interpret
+    )
+
+    def run(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> jax.Array:
+        ids = splash.SegmentIds(segments, segments)
+        out = jax.vmap(kernel)(*(x.transpose(0, 2, 1, 3) for x in (q, k, v)), segment_ids=ids)
+        return out.transpose(0, 2, 1, 3)
+
+    if mesh is None:
+        return run
+    heads = P(("data", "fsdp"), None, "tensor" if tensor > 1 else None, None)
+    # the kernel is opaque to the partitioner and has no rule for which axes its outputs vary over
+    return jax.shard_map(run, mesh=mesh, in_specs=(heads, heads, heads, P(("data", "fsdp"))), out_specs=heads, check_vma=False)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import Mesh
 
 from coevo_jax.models.attention import packed_attention
 from coevo_jax.models.rope import rope_tables, rotate
@@ -164,8 +165,13 @@ def forward(
     remat: str = "none",
     attention: str = "xla",
     dtype: Any = jnp.float32,
+    mesh: Mesh | None = None,
 ) -> jax.Array:
-    """Final normalised hidden states [B,T,D]. Rows may be packed: attention stays inside equal segment ids, 0 is padding."""
+    """Final normalised hidden states [B,T,D]. Rows may be packed: attention stays inside equal segment ids, 0 is padding.
+
+    remat: 'none', 'dots' (attention outputs are kept) or 'full'. attention: 'xla' or 'splash', which needs the mesh, where there
+    is one. dtype: of the computation.
+    """
     x = embed(params, tokens_BxT, dtype)
     cos, sin = rope_tables(spec, positions_BxT)
 
@@ -173,7 +179,9 @@ def forward(
         layer, constants = scanned
         q, k, v = attention_inputs(layer, spec, x, cos[constants["rope"]], sin[constants["rope"]])
         window = constants["window"] if spec.windows else None
-        attended = packed_attention(q, k, v, positions_BxT, segment_ids_BxT, window, choice=attention)
+        attended = packed_attention(
+            q, k, v, positions_BxT, segment_ids_BxT, window, attention, windows=spec.windows, mesh=mesh
+        )  # fmt: skip
         x = attention_output(layer, spec, x, checkpoint_name(attended, "attended"))
         return mlp_block(layer, spec, x), None
 
