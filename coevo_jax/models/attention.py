@@ -75,7 +75,7 @@ def packed_attention(
 
 
 def _splash(T: int, H: int, K: int, window: int, interpret: bool, mesh: Mesh | None) -> Callable[..., jax.Array]:
-    """Pallas splash attention of (scaled q, k, v, segments) for one window. Over a mesh: rows by data and fsdp, heads by tensor."""
+    """Pallas splash attention of (scaled q, k, v, segments) for one window; a mesh cuts rows (data, fsdp) and heads (tensor)."""
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
     if T % 128:
