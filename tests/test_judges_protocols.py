@@ -139,7 +139,7 @@ def test_an_answer_cannot_speak_for_the_judge(tokenizer):
 def probs_of(prompt):
     """Depends on answer and criterion, so that a mix-up shows."""
     which = int(re.search(r"Lima (\d+)\.", prompt)[1])
-    share = {"Names Lima": 0.8, "One sentence": 0.5, "Polite": 0.2}[re.search(r"criterion: (.*)\n", prompt)[1]]
+    share = {"Names Lima": 0.8, "One sentence": 0.5, "Polite": 0.2}[re.search(r"Criterion: (.*)\n", prompt)[1]]
     return 0.5 * share / (1 + which), 0.5 * (1 - share)
 
 
@@ -168,7 +168,7 @@ def test_prompts_of_one_answer_share_their_head(tokenizer):
         shared = 0
         while len({ids[shared] for ids in three}) == 1:
             shared += 1
-        assert tokenizer.decode(three[0][:shared]).rstrip().endswith("Does the answer meet this criterion:")
+        assert tokenizer.decode(three[0][:shared]).rstrip().endswith("Criterion:")
 
 
 def test_equal_questions_are_asked_once(tokenizer):

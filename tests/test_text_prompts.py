@@ -45,7 +45,7 @@ def test_defaults_of_the_config_exist():
 def test_the_criterion_stands_behind_question_and_answer():
     """So that all criteria of an answer share one head, up to the criterion itself."""
     one, two = (render_prompt("criterion_yes_no", question="Q?", answer="A.", criterion=c)[1]["content"] for c in ("x", "y"))
-    head = one[: one.index("x\nReply")]
+    head = one[: one.index("x\nDoes")]
     assert two.startswith(head) and head.index("Q?") < head.index("A.")
 
 
