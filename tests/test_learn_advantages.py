@@ -27,14 +27,19 @@ def test_mean_and_leave_one_out():
     np.testing.assert_allclose(rloo.values, [2 / 3, -2 / 3, -2 / 3, 2 / 3])  # 1 - (0 + 0 + 1) / 3
 
 
+@pytest.mark.parametrize("rewards", [np.full(7, 0.6, np.float32), np.full(3, 0.1)])  # the std of the second is 1.4e-17
 @pytest.mark.parametrize("kind", ["group_std", "mean", "leave_one_out"])
-def test_b08_equal_rewards_give_exactly_zero(kind):
-    rewards = np.full(7, 0.6, np.float32)
+def test_b08_equal_rewards_give_exactly_zero(kind, rewards):
     dropped = advantages(rewards, cfg=AdvantageConfig(kind=kind, epsilon=1e-8))
     assert not dropped.values.any() and not dropped.keep.any()
     assert dropped.zero_variance.tolist() == [0] and dropped.dropped.tolist() == [0]
     kept = advantages(rewards, cfg=AdvantageConfig(kind=kind, epsilon=1e-8, drop_zero_variance=False))
     assert not kept.values.any() and kept.keep.all() and kept.zero_variance.tolist() == [0] and not kept.dropped.size
+
+
+def test_nearly_equal_rewards_are_not_equal():
+    out = advantages([0.5, 0.5 + 1e-12], cfg=AdvantageConfig(kind="mean"))
+    assert out.keep.all() and not out.zero_variance.size and out.values[1] > 0 > out.values[0]
 
 
 def test_b09_groups_are_ids_and_not_positions():

@@ -84,7 +84,7 @@ def test_lr_zero_leaves_parameters_and_ratio_one():
 
 
 def test_old_log_probs_of_a_pass_give_ratio_one_then_move():
-    """inner_iterations > 1: the first pass is on the policy, the second off it. The right sampler log-probs leave no gap (B05)."""
+    """inner_iterations > 1: the first pass is on the policy, the second off it. Right sampler log-probs leave no gap (B05)."""
     batch = pack(SAMPLES, BASE.update)
     old = make_logprobs(SPEC, BASE)(params_on(), batch, 1.0)
     batch = batch.replace(old_logp=np.asarray(old), sampler_logp=np.where(batch.mask, np.asarray(old), 0))
