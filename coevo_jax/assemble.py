@@ -93,19 +93,22 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True) -> Syst
 
     tokenizers = {name: ChatTokenizer.load(model.folder) for name, model in models.items()}
     engines = _Engines(cfg, mesh)
-    learners = {name: make_learner(name, cfg, model, mesh) for name, model in models.items()}
+    loop = METHODS[cfg.schedule.mode](cfg)
+    trained = {name: sum(s.updates for s in loop if s.role == name or len(models) == 1) for name in models}
+    learners = {name: make_learner(name, cfg, model, mesh, trained[name]) for name, model in models.items()}
     voices = {name: _voice(learners[name], tokenizers[name], engines) for name in models}
     voices.setdefault("rubric", voices["policy"])
     judge, frozen = _make_judge(cfg, judge_model, engines)
 
     streams, warmup_role = _streams(cfg, tokenizers["policy"], console)
-    stages = [*supervised.stages(cfg, warmup_role), *METHODS[cfg.schedule.mode](cfg)]
+    stages = [*supervised.stages(cfg, warmup_role), *loop]
     pairs = cfg.pairs
     buffer = ReplayBuffer(
         cfg.schedule.prompts, pairs.per_slot, pairs.min_gap, pairs.max_gap, on_empty=pairs.on_empty,
         fifo_entries=cfg.compat.buffer_entries,
     )  # fmt: skip
     context = Context(cfg, voices, judge, streams, buffer, console.progress)
+    _check_lengths(context)
     compat = compat_warnings(cfg)
     for line in compat:
         console.note(f"warning: {line}")
@@ -179,6 +182,26 @@ def _streams(cfg: Experiment, tokenizer: ChatTokenizer, console: RunConsole) -> 
     for name in ("policy", "rubric"):
         streams[name] = SlotStream(prompts, cfg.seed, cfg.schedule.prompts, name)
     return streams, role
+
+
+def _check_lengths(context: Context) -> None:
+    """The longest question allowed must fit its rubric prompt too: into the sampler and, with a rubric, into a packed row."""
+    cfg = context.cfg
+    if cfg.schedule.mode != "evolm":
+        return
+    # What the rubric prompt adds to a question; the answer prompt's own frame is within data.max_prompt_tokens.
+    added = len(context.rubric_prompt("", training=True)) - len(context.answer_prompt(""))
+    longest = cfg.data.max_prompt_tokens + max(added, 0)
+    if longest > cfg.sampler.max_prompt:
+        raise UserError(
+            f"a question of data.max_prompt_tokens = {cfg.data.max_prompt_tokens} makes a rubric prompt of {longest} tokens",
+            where="sampler.max_prompt", expected=f"at least {longest}, or a smaller data.max_prompt_tokens",
+        )  # fmt: skip
+    if (row := longest + cfg.rubric_sampling.max_new_tokens) > cfg.update.pack_length:
+        raise UserError(
+            f"a rubric prompt of {longest} tokens and a rubric of {cfg.rubric_sampling.max_new_tokens} do not fit a packed row",
+            where="update.pack_length", expected=f"at least {row}",
+        )  # fmt: skip
 
 
 def _warm_up(system: System, engines: _Engines, judge_model: LoadedModel | None, console: RunConsole) -> None:

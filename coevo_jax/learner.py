@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from coevo_jax.config import Experiment
 from coevo_jax.learn.losses import resolve_loss, sft_loss
 from coevo_jax.learn.packing import Sample, pack
-from coevo_jax.learn.update import TrainState, init_state, make_logprobs, make_optimizer, make_update, rows_devices
-from coevo_jax.methods.supervised import warmup_optimizer
+from coevo_jax.learn.update import Optimizer, TrainState, init_state, make_logprobs, make_optimizer, make_update, rows_devices
 from coevo_jax.models.load import LoadedModel
 from coevo_jax.models.spec import ModelSpec
 from coevo_jax.records.fingerprint import fingerprint
@@ -30,6 +29,7 @@ class Learner:
     cfg: Experiment
     spec: ModelSpec
     state: TrainState
+    optimizer: Optimizer
     updates: dict[str, Callable[..., tuple[TrainState, dict[str, Any]]]]
     logprobs: Callable[[Any, Any, float], jax.Array]
     mesh: Any = None
@@ -49,7 +49,7 @@ class Learner:
 
     def fresh_optimizer(self) -> None:
         """New moments and step count: the loop starts its own optimizer after the warm-up."""
-        self.state = init_state(self.state.params, make_optimizer(self.cfg.optimizer))
+        self.state = init_state(self.state.params, self.optimizer)
 
     def update(self, samples: list[Sample], loss: str, temperature: float) -> dict[str, float]:
         """One update on a batch of samples; returns its metrics. The old parameters are donated: publish afterwards."""
@@ -68,16 +68,16 @@ class Learner:
         return {"update/nonfinite" if name == "nonfinite" else name: value for name, value in found.items()}
 
 
-def make_learner(name: str, cfg: Experiment, model: LoadedModel, mesh: Any = None) -> Learner:
-    """A Learner over loaded weights."""
-    optimizer = make_optimizer(cfg.optimizer)
-    warm = make_optimizer(warmup_optimizer(cfg).optimizer)
-    updates = {
+def make_learner(name: str, cfg: Experiment, model: LoadedModel, mesh: Any = None, updates: int = 0) -> Learner:
+    """A Learner over loaded weights. `updates`: those of the loop that train them, the length of a cosine schedule."""
+    optimizer = make_optimizer(cfg.optimizer, updates)
+    supervised = dataclasses.replace(cfg.optimizer, lr=cfg.warmup.lr, warmup_steps=0, schedule="constant")
+    functions = {
         "policy": make_update(model.spec, optimizer, resolve_loss(cfg.loss), cfg, mesh),
-        "sft": make_update(model.spec, warm, sft_loss, cfg, mesh),
+        "sft": make_update(model.spec, make_optimizer(supervised), sft_loss, cfg, mesh),
     }
     state = init_state(model.params, optimizer)
-    return Learner(name, cfg, model.spec, state, updates, make_logprobs(model.spec, cfg, mesh), mesh)
+    return Learner(name, cfg, model.spec, state, optimizer, functions, make_logprobs(model.spec, cfg, mesh), mesh)
 
 
 def _cast(params: Any, dtype: str) -> Any:

@@ -1,6 +1,6 @@
 """EvoLM's main experiment (arXiv 2605.03871): Qwen3-8B answers and writes rubrics, Qwen3-1.7B judges, 10 cycles of 100.
 
-    python -m coevo_jax.data prepare --input tulu3_preference_mixture/*.parquet --column messages \
+    python -m coevo_jax.data prepare --input tulu3_preference_mixture/*.parquet --column chosen \
         --tokenizer /models/Qwen3-8B --max_tokens 2048 --output tulu3_prompts.jsonl
     python run.py --config=configs/evolm_qwen3_8b.py --workdir=gs://BUCKET/evolm \
         --config.policy.source=/models/Qwen3-8B --config.judge.source=/models/Qwen3-1.7B --config.data.prompts=tulu3_prompts.jsonl

@@ -5,7 +5,6 @@ Every assistant turn is one sample: the turns before it are the prompt, and the 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 from typing import Any
@@ -80,8 +79,3 @@ def split_turns(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
             if message["role"] == "assistant":
                 out.append({**record, "id": f"{record['id']}/{i}", "messages": record["messages"][: i + 1]})
     return out
-
-
-def warmup_optimizer(cfg: Experiment) -> Experiment:
-    """The experiment with the warm-up's learning rate and its own batch, for the update of that stage."""
-    return dataclasses.replace(cfg, optimizer=dataclasses.replace(cfg.optimizer, lr=cfg.warmup.lr, warmup_steps=0))
