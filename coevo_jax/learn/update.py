@@ -115,12 +115,10 @@ def make_update(spec: ModelSpec, optimizer: Optimizer, loss: Loss, cfg: Experime
             lambda params, micro: micro_loss(params, micro, denominators, temperature), state.params, batch, spec, mesh
         )
         state, applied = apply_gradients(state, grads, optimizer)
-        if mesh is not None:
-            shardings = param_shardings(param_shapes(spec), mesh)
-            state = _arrange(state, optimizer, shardings, mesh, lax.with_sharding_constraint)
         return state, {**metrics, **applied, "tokens/trained": batch.mask.sum().astype(jnp.float32)}
 
-    return jax.jit(update, donate_argnums=0, in_shardings=_in_shardings(mesh))
+    out = None if mesh is None else (_state_shardings(spec, optimizer, mesh), replicated(mesh))
+    return jax.jit(update, donate_argnums=0, in_shardings=_in_shardings(mesh), out_shardings=out)
 
 
 def loss_config(cfg: Experiment) -> LossConfig:
@@ -234,6 +232,16 @@ def _arrange(state: TrainState, optimizer: Optimizer, shardings: Any, mesh: Any,
         optimizer.transform, place, state.opt_state, shardings, transform_non_params=lambda x: place(x, everywhere)
     )
     return TrainState(jax.tree.map(place, state.params, shardings), opt_state, place(state.step, everywhere))
+
+
+def _state_shardings(spec: ModelSpec, optimizer: Optimizer, mesh: Mesh) -> Any:
+    """A TrainState of shardings, those that init_state gives. Named at the jit's exit: a constraint inside would come back spelled
+    otherwise where a mesh axis has size 1, and neither the next update nor the sampler would know its compiled program again."""
+    infos = param_shapes(spec)
+    shardings = param_shardings(infos, mesh)
+    shapes = jax.tree.map(lambda i: jax.ShapeDtypeStruct(i.shape, jnp.float32), infos, is_leaf=lambda x: hasattr(x, "axes"))
+    state = jax.eval_shape(lambda p: TrainState(p, optimizer.transform.init(p), jnp.zeros((), jnp.int32)), shapes)
+    return _arrange(state, optimizer, shardings, mesh, lambda _, sharding: sharding)
 
 
 def _in_shardings(mesh: Mesh | None) -> Any:
