@@ -33,11 +33,17 @@ def grouped_values(weights_BxKxGxTxS: jax.Array, v_BxSxKxd: jax.Array) -> jax.Ar
     return out.reshape(B, T, K * G, v_BxSxKxd.shape[3])
 
 
-def packed_mask(positions_BxT: jax.Array, segments_BxT: jax.Array, window: jax.Array | None) -> jax.Array:
-    """May query t see key s? Same segment, not later, and within the window where one is set (0 = none). [B,T,S] bool."""
+def packed_mask(
+    positions_BxT: jax.Array, segments_BxT: jax.Array, window: jax.Array | None, parents_BxT: jax.Array | None = None
+) -> jax.Array:
+    """May query t see key s? Same segment (or the query's parent segment, 0 = none), not later, and within the window where
+    one is set (0 = none). [B,T,S] bool."""
     T = positions_BxT.shape[1]
     causal = jnp.tril(jnp.ones((T, T), bool))[None]
-    mask = causal & (segments_BxT[:, :, None] == segments_BxT[:, None, :])
+    related = segments_BxT[:, :, None] == segments_BxT[:, None, :]
+    if parents_BxT is not None:
+        related |= (parents_BxT[:, :, None] == segments_BxT[:, None, :]) & (parents_BxT[:, :, None] > 0)
+    mask = causal & related
     if window is None:
         return mask
     age = positions_BxT[:, :, None] - positions_BxT[:, None, :]
@@ -55,17 +61,22 @@ def packed_attention(
     *,
     windows: tuple[int, ...] = (),
     mesh: Mesh | None = None,
+    parents: jax.Array | None = None,
 ) -> jax.Array:
     """Causal attention [B,T,H,d] inside segments; `window` is this layer's (an array, 0 = full) or None.
+
+    parents [B,T]: the segment that a token sees beside its own, 0 = none (models/prefix.py); for 'xla' alone.
 
     choice: 'xla', 'splash' (TPU kernel) or 'splash_interpret' (the same kernel in Python, for tests). Splash needs all `windows`
     that a layer may have, since it compiles one kernel each, and with several devices the `mesh` of the arrays.
     """
     if choice == "xla":
-        mask = packed_mask(positions, segments, window)[:, None, None]
+        mask = packed_mask(positions, segments, window, parents)[:, None, None]
         return grouped_values(jax.nn.softmax(jnp.where(mask, grouped_scores(q, k), NEGATIVE), axis=-1), v)
     if choice not in ("splash", "splash_interpret"):
         raise UserError(f"attention {choice!r} is not known", where="update.attention", expected="xla or splash")
+    if parents is not None:
+        raise UserError("splash attention has no shared heads", where="update.attention", expected="xla, or share_prefix=false")
     kinds = sorted(set(windows)) if window is not None else [0]
     kernels = [_splash(q.shape[1], q.shape[2], k.shape[2], kind, choice == "splash_interpret", mesh) for kind in kinds]
     operands = q * q.shape[3] ** -0.5, k, v, segments

@@ -166,8 +166,10 @@ def forward(
     attention: str = "xla",
     dtype: Any = jnp.float32,
     mesh: Mesh | None = None,
+    parent_ids_BxT: jax.Array | None = None,
 ) -> jax.Array:
-    """Final normalised hidden states [B,T,D]. Rows may be packed: attention stays inside equal segment ids, 0 is padding.
+    """Final normalised hidden states [B,T,D]. Rows may be packed: attention stays inside equal segment ids, 0 is padding;
+    parent_ids names a further segment that a token sees (a shared head, models/prefix.py).
 
     remat: 'none', 'dots' (attention outputs are kept) or 'full'. attention: 'xla' or 'splash', which needs the mesh, where there
     is one. dtype: of the computation.
@@ -180,7 +182,7 @@ def forward(
         q, k, v = attention_inputs(layer, spec, x, cos[constants["rope"]], sin[constants["rope"]])
         window = constants["window"] if spec.windows else None
         attended = packed_attention(
-            q, k, v, positions_BxT, segment_ids_BxT, window, attention, windows=spec.windows, mesh=mesh
+            q, k, v, positions_BxT, segment_ids_BxT, window, attention, windows=spec.windows, mesh=mesh, parents=parent_ids_BxT
         )  # fmt: skip
         x = attention_output(layer, spec, x, checkpoint_name(attended, "attended"))
         return mlp_block(layer, spec, x), None

@@ -23,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from coevo_jax.config import SamplerConfig
 from coevo_jax.errors import UserError
+from coevo_jax.models.prefix import SharedRow, shared_rows
 from coevo_jax.models.spec import ModelSpec
 from coevo_jax.sampler import decode, prefill, scoring
 from coevo_jax.sampler import state as st
@@ -77,7 +78,7 @@ class Engine:
                 state, *_ = self._decode(weights, state, reach, truncated, steps=0, leave_at=0)
         one = [np.zeros(1, np.int32)]
         for bucket in self.prompt_buckets if next_token else ():
-            self._next_token(params, prefill.pack(one, bucket), one, scoring.id_table([[0]])[0])
+            self._next_token(params, scoring.pack_shared([SharedRow((0,), 0)], one, bucket), scoring.id_table([[0]])[0])
         for bucket in self.score_buckets if score else ():
             self._score(params, prefill.pack(one, bucket), 1.0)
         self.programs.sealed = True
@@ -109,7 +110,10 @@ class Engine:
         return results  # type: ignore[return-value]
 
     def next_token_probs(self, params: Params, prompts: Sequence[Sequence[int] | np.ndarray], forms: Forms) -> np.ndarray:
-        """Probability that the next token is one of each form's ids, [prompts, forms] float32. Equal prompts run once."""
+        """Probability that the next token is one of each form's ids, [prompts, forms] float32.
+
+        Equal prompts run once, and prompts that begin alike share their beginning (models/prefix.py).
+        """
         start = time.perf_counter()
         limit, vocab = self.cfg.max_prompt, self.spec.vocab_size
         ids = [check_prompt(p, limit, vocab, f"prompt {i} of next_token_probs") for i, p in enumerate(prompts)]
@@ -117,11 +121,15 @@ class Engine:
             check_prompt(form, vocab, vocab, f"form {f} of next_token_probs")
         table, columns = scoring.id_table(forms)
         todo, which = scoring.distinct(ids)
-        found: list[np.ndarray] = []
-        while len(found) < len(todo):
-            packed, batch = self._take(todo[len(found) :], self.prompt_buckets)
-            probs = self._next_token(params, packed, batch, table)
-            found += [np.asarray([row[c].sum() for c in columns], np.float32) for row in probs]
+        found: list[np.ndarray] = [np.zeros(0, np.float32)] * len(todo)
+        lengths = [len(t) for t in todo]
+        rows = shared_rows(todo, lengths, self.prompt_buckets[-1][1], self.prompt_buckets[-1][1] // 16)
+        while rows:
+            bucket = self._bucket_for(rows, lengths)
+            batch = scoring.pack_shared(rows[: bucket[0]], todo, bucket)
+            rows = rows[bucket[0] :]
+            for i, row in zip(batch.members, self._next_token(params, batch, table)):
+                found[i] = np.asarray([row[c].sum() for c in columns], np.float32)
         self.stats.seconds += time.perf_counter() - start
         return np.stack([found[i] for i in which]) if ids else np.zeros((0, len(forms)), np.float32)
 
@@ -258,15 +266,21 @@ class Engine:
         out = None if sharding is None else (sharding, None, None)
         return self.programs.get(key, function, args, donate_argnums=1, out_shardings=out)(*args)
 
-    def _next_token(self, params: Params, packed: prefill.Packed, batch: list[np.ndarray], table: np.ndarray) -> np.ndarray:
-        start = time.perf_counter()
-        last = np.zeros(self._batch(packed.bucket), np.int32)
-        last[: len(batch)] = [row * packed.bucket[1] + offset + len(ids) - 1 for (row, offset), ids in zip(packed.places, batch)]
+    def _bucket_for(self, rows: list[SharedRow], lengths: list[int]) -> prefill.Bucket:
+        """The smallest program that holds all rows, or the largest."""
+        widest = max(row.size(lengths) for row in rows)
+        fits = (b for b in self.prompt_buckets if b[0] >= len(rows) and b[1] >= widest)
+        return next(fits, self.prompt_buckets[-1])
+
+    def _next_token(self, params: Params, batch: scoring.SharedBatch, table: np.ndarray) -> np.ndarray:
+        start, bucket = time.perf_counter(), batch.tokens.shape
+        last = np.zeros(self._batch(bucket), np.int32)
+        last[: len(batch.last)] = batch.last
         function = functools.partial(scoring.next_token_program, spec=self.spec, dtype=params["embed"].dtype)
-        args = (params, packed.tokens, packed.positions, packed.segments, last, table)
-        key = ("next token", packed.bucket, len(table), signature(params))
-        probs = np.asarray(self.programs.get(key, function, args)(*args))[: len(batch)]
-        self._count_scoring(packed, start)
+        args = (params, batch.tokens, batch.positions, batch.segments, batch.parents, last, table)
+        key = ("next token", bucket, len(table), signature(params))
+        probs = np.asarray(self.programs.get(key, function, args)(*args))[: len(batch.last)]
+        self._count_scoring(batch.segments, start)
         return probs
 
     def _score(self, params: Params, packed: prefill.Packed, temperature: float) -> np.ndarray:
@@ -278,16 +292,16 @@ class Engine:
         )  # fmt: skip
         key = ("score", packed.bucket, signature(params))
         logp = np.asarray(self.programs.get(key, function, args)(*args))
-        self._count_scoring(packed, start)
+        self._count_scoring(packed.segments, start)
         return logp
 
-    def _count_scoring(self, packed: prefill.Packed, start: float) -> None:
-        self.stats.prefill_tokens += int((packed.segments > 0).sum())
+    def _count_scoring(self, segments: np.ndarray, start: float) -> None:
+        self.stats.prefill_tokens += int((segments > 0).sum())
         self.stats.prefill_seconds += time.perf_counter() - start
 
     def _batch(self, bucket: prefill.Bucket) -> int:
         """Most sequences of one scoring program: bounds its logits."""
-        return max(1, bucket[0] * bucket[1] // 32)
+        return max(1, bucket[0] * bucket[1] // 16)
 
     def _no_admission(self) -> tuple[Any, ...]:
         zeros = np.zeros(self.cfg.slots, np.int32)

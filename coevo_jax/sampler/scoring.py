@@ -5,6 +5,7 @@ Axes: P packed rows, T positions of a row, M sequences of a batch, U distinct to
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from coevo_jax.models.forward import forward, unembed
 from coevo_jax.models.logprobs import token_logprobs
+from coevo_jax.models.prefix import SharedRow
 from coevo_jax.models.spec import ModelSpec
 
 IDS_STEP = 64  # the id list of a program is padded to a multiple of this
@@ -24,6 +26,7 @@ def next_token_program(
     tokens_PxT: jax.Array,
     positions_PxT: jax.Array,
     segments_PxT: jax.Array,
+    parents_PxT: jax.Array,
     last_M: jax.Array,
     ids_U: jax.Array,
     *,
@@ -31,7 +34,7 @@ def next_token_program(
     dtype: Any,
 ) -> jax.Array:
     """Probability of each id after flat position last[m], [M,U] float32: the softmax is over the whole vocabulary."""
-    hidden = forward(params, spec, tokens_PxT, positions_PxT, segments_PxT, dtype=dtype)
+    hidden = forward(params, spec, tokens_PxT, positions_PxT, segments_PxT, dtype=dtype, parent_ids_BxT=parents_PxT)
     at_last = jnp.take(hidden.reshape(-1, hidden.shape[2]), last_M, axis=0)
     probs = jax.nn.softmax(unembed(params, spec, at_last), axis=1)
     return jnp.take(probs, ids_U, axis=1)
@@ -51,6 +54,36 @@ def score_program(
     """Log-prob of targets[p,t] after position (p,t), [P,T] float32."""
     hidden = forward(params, spec, tokens_PxT, positions_PxT, segments_PxT, dtype=dtype)
     return token_logprobs(params, spec, hidden, targets_PxT, temperature)[0]
+
+
+@dataclasses.dataclass
+class SharedBatch:
+    """Arrays [P,T] of rows with shared heads; `last`: flat position of each sequence's last token, `members`: which they are."""
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    segments: np.ndarray
+    parents: np.ndarray
+    members: list[int]
+    last: list[int]
+
+
+def pack_shared(rows: Sequence[SharedRow], sequences: Sequence[np.ndarray], bucket: tuple[int, int]) -> SharedBatch:
+    """One row of the program a SharedRow: the head as segment 1, then the tails, each with the head as its parent."""
+    tokens, positions, segments, parents = np.zeros((4, *bucket), np.int32)
+    batch = SharedBatch(tokens, positions, segments, parents, [], [])
+    for r, row in enumerate(rows):
+        pieces = [(sequences[row.members[0]][: row.head], 0, 0)] + [(sequences[i][row.head :], row.head, 1) for i in row.members]
+        at = 0
+        for segment, (ids, start, parent) in enumerate(pieces, start=1):
+            where = np.s_[r, at : at + len(ids)]
+            batch.tokens[where], batch.positions[where] = ids, start + np.arange(len(ids))
+            batch.segments[where], batch.parents[where] = segment, parent if row.head else 0
+            at += len(ids)
+            if segment > 1:
+                batch.last.append(r * bucket[1] + at - 1)
+        batch.members += row.members
+    return batch
 
 
 def id_table(forms: Sequence[Sequence[int]]) -> tuple[np.ndarray, list[np.ndarray]]:
