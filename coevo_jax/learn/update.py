@@ -104,7 +104,7 @@ def make_update(spec: ModelSpec, optimizer: Optimizer, loss: Loss, cfg: Experime
     loss_cfg = loss_config(cfg)
 
     def micro_loss(params: Params, batch: TokenBatch, denominators: Any, temperature: Any) -> tuple[jax.Array, Metrics]:
-        logp, entropy = batch_logprobs(params, spec, batch, temperature, cfg)
+        logp, entropy = batch_logprobs(params, spec, batch, temperature, cfg, mesh)
         total, metrics = loss(logp, entropy, batch, denominators, loss_cfg)
         return total, {"loss": total, **metrics}
 
@@ -127,13 +127,14 @@ def loss_config(cfg: Experiment) -> LossConfig:
 
 
 def batch_logprobs(
-    params: Params, spec: ModelSpec, batch: TokenBatch, temperature: Any, cfg: Experiment
+    params: Params, spec: ModelSpec, batch: TokenBatch, temperature: Any, cfg: Experiment, mesh: Mesh | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probs of the targets and entropies of one micro-batch, both [B,T] float32."""
     u = cfg.update
     hidden = forward(
         params, spec, batch.tokens, batch.positions, batch.segment_ids,
         remat=u.remat, attention=u.attention, dtype=jnp.dtype(cfg.policy.dtype),
+        mesh=mesh, parent_ids_BxT=batch.parent_ids if u.attention == "xla" else None,
     )  # fmt: skip
     return token_logprobs(params, spec, hidden, batch.targets, temperature, u.logprob_chunk)
 
@@ -184,7 +185,7 @@ def make_logprobs(spec: ModelSpec, cfg: Experiment, mesh: Mesh | None = None) ->
 
     def run(params: Params, batch: TokenBatch, temperature: Any) -> jax.Array:
         def step(i: jax.Array, out: jax.Array) -> jax.Array:
-            logp, _ = batch_logprobs(params, spec, _micro(batch, i, mesh), temperature, cfg)
+            logp, _ = batch_logprobs(params, spec, _micro(batch, i, mesh), temperature, cfg, mesh)
             return lax.dynamic_update_index_in_dim(out, logp, i, 0)
 
         return lax.fori_loop(0, _used(batch), step, jnp.zeros(batch.tokens.shape, jnp.float32))
@@ -235,7 +236,7 @@ def _arrange(state: TrainState, optimizer: Optimizer, shardings: Any, mesh: Any,
 
 
 def _state_shardings(spec: ModelSpec, optimizer: Optimizer, mesh: Mesh) -> Any:
-    """A TrainState of shardings, those that init_state gives. Named at the jit's exit: a constraint inside would come back spelled
+    """A TrainState of shardings, those that init_state gives. Named at the jit's exit: a constraint inside comes back spelled
     otherwise where a mesh axis has size 1, and neither the next update nor the sampler would know its compiled program again."""
     infos = param_shapes(spec)
     shardings = param_shardings(infos, mesh)
