@@ -53,7 +53,10 @@ class Learner:
 
     def update(self, samples: list[Sample], loss: str, temperature: float) -> dict[str, float]:
         """One update on a batch of samples; returns its metrics. The old parameters are donated: publish afterwards."""
-        rows = pack(samples, self.cfg.update, devices=rows_devices(self.mesh))
+        cfg = self.cfg.update
+        if self.cfg.compat.pack_mean:  # whose rows are means, so what is in a row matters
+            cfg = dataclasses.replace(cfg, share_prefix=False)
+        rows = pack(samples, cfg, devices=rows_devices(self.mesh))
         if loss == "policy" and self.cfg.loss.kl_weight > 0:
             assert self.reference is not None
             rows = rows.replace(ref_logp=self.logprobs(self.reference, rows, temperature))

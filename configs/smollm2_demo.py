@@ -38,7 +38,7 @@ def get_config() -> Experiment:
         warmup=WarmupConfig(updates=24, data="demo", batch=8, lr=1e-4),
         advantage=AdvantageConfig(kind="mean", max_resample=1),
         optimizer=OptimizerConfig(lr=1e-5),
-        update=UpdateConfig(pack_length=512, max_segments=4, rows_per_micro=2, remat="full"),
+        update=UpdateConfig(pack_length=768, max_segments=8, rows_per_micro=1, remat="full"),
         sampler=SamplerConfig(slots=24, max_prompt=384, max_new=128, steps_per_dispatch=16),
         run=RunConfig(save_every=1000, keep=1),
     )

@@ -44,6 +44,25 @@ def test_packed_rows_give_the_log_probs_of_single_ones():
     assert abs(first[0] - unpack(logprobs(params, packed, 1.0), packed)[0]).max() > 1e-2  # the temperature counts
 
 
+@pytest.mark.parametrize("ratio", ["token", "sequence"])
+def test_shared_heads_against_plain_rows(ratio):
+    """Groups of one prompt share it: fewer rows, equal log-probs, equal parameters after two updates (models/prefix.py)."""
+    rng = np.random.default_rng(5)
+    prompts = [rng.integers(1, 48, 16) for _ in range(3)]
+    samples = [dataclasses.replace(s, prompt=prompts[s.group], completion=s.completion[:5]) for s in some_samples(9)]
+    samples = [dataclasses.replace(s, sampler_logp=s.sampler_logp[:5]) for s in samples]
+    loss = dataclasses.replace(LOSS, ratio=ratio, aggregation="sequence")
+    shared, plain = (experiment(loss, share_prefix=on, max_segments=4) for on in (True, False))
+    with_heads, without = pack(samples, shared.update), pack(samples, plain.update)
+    assert with_heads.parent_ids.any() and not without.parent_ids.any()
+    assert (with_heads.segment_ids > 0).sum() < (without.segment_ids > 0).sum()
+    logprobs, params = make_logprobs(SPEC, shared), params_on()
+    assert_close(unpack(logprobs(params, with_heads, 0.7), with_heads), unpack(logprobs(params, without, 0.7), without), 1e-5)
+    one, two = train(shared, samples, steps=2), train(plain, samples, steps=2)
+    assert_close(one[0], two[0])
+    assert one[1] == pytest.approx(two[1], rel=1e-4, abs=1e-5)
+
+
 @pytest.mark.parametrize(("rows_per_micro", "remat"), [(1, "none"), (8, "full")])
 def test_accumulation_against_whole(base, rows_per_micro, remat):
     """Uneven lengths; empty micro-batches at the end; another remat choice."""

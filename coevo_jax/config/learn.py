@@ -50,6 +50,7 @@ class UpdateConfig:
     inner_iterations: int = 1  # passes over one batch; 1 = old log-probs are the detached current ones
     pack_length: int = 512  # tokens of a packed row
     max_segments: int = 8  # sequences a packed row may hold
+    share_prefix: bool = True  # samples of a row that begin alike store their beginning once (attention xla)
     rows_per_micro: int = 4  # rows of one micro-batch (over all devices)
     remat: str = "full"  # none | dots | full
     logprob_chunk: int = 128  # positions a step of the vocabulary scan

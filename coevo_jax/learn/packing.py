@@ -17,6 +17,7 @@ from flax import struct
 
 from coevo_jax.config import UpdateConfig
 from coevo_jax.errors import UserError
+from coevo_jax.models.prefix import SharedRow, shared_rows
 
 
 @dataclasses.dataclass
@@ -41,6 +42,7 @@ class TokenBatch(struct.PyTreeNode):
     """Packed rows [M,B,T] and their segments [M,B,S]; a loss sees one micro-batch of it, [B,T] and [B,S].
 
     mask: the target is a completion token that trains. owner: index of a segment's sample in the packed list, -1 for none.
+    parent_ids [.,B,T]: the segment of a shared head that a token sees beside its own, 0 for none (models/prefix.py).
     old_logp, ref_logp: log-probs under the weights before this batch and under the reference, None where no pass computed them.
     """
 
@@ -53,12 +55,13 @@ class TokenBatch(struct.PyTreeNode):
     sampler_logp: Any
     truncated: Any
     owner: Any
+    parent_ids: Any = None
     old_logp: Any = None
     ref_logp: Any = None
 
 
 def pack(samples: Sequence[Sample], cfg: UpdateConfig, *, devices: int = 1, rows: int = 0) -> TokenBatch:
-    """First-fit-decreasing packing; the same samples in the same order give the same rows.
+    """Rows of whole samples; the same samples in the same order give the same rows.
 
     A micro-batch has cfg.rows_per_micro rows, rounded up to a multiple of `devices` (those that rows are spread over). So that
     few shapes are compiled, the number of micro-batches is what `rows` rows need, or the next power of two where samples need
@@ -68,7 +71,7 @@ def pack(samples: Sequence[Sample], cfg: UpdateConfig, *, devices: int = 1, rows
         raise ValueError("no samples to pack")
     for i, sample in enumerate(samples):
         _check(sample, i, cfg)
-    bins = first_fit([s.length for s in samples], cfg.pack_length, cfg.max_segments)
+    bins = plan_rows(samples, cfg)
     height = -(-cfg.rows_per_micro // devices) * devices
     micro = max(-(-rows // height), 1)
     needed = -(-len(bins) // height)
@@ -78,6 +81,17 @@ def pack(samples: Sequence[Sample], cfg: UpdateConfig, *, devices: int = 1, rows
     for row, members in enumerate(bins):
         _fill_row(batch, row, members, samples)
     return TokenBatch(**{name: x.reshape(micro, height, *x.shape[1:]) for name, x in batch.items()})
+
+
+def plan_rows(samples: Sequence[Sample], cfg: UpdateConfig) -> list[SharedRow]:
+    """Rows for the samples: plain first-fit, or with shared heads where those need fewer rows (cfg.share_prefix)."""
+    lengths = [s.length for s in samples]
+    plain = [SharedRow(tuple(b), 0) for b in first_fit(lengths, cfg.pack_length, cfg.max_segments)]
+    if not cfg.share_prefix or cfg.attention != "xla" or cfg.max_segments < 3:
+        return plain
+    prompts = [np.asarray(s.prompt, np.int32) for s in samples]
+    shared = shared_rows(prompts, lengths, cfg.pack_length, cfg.max_segments - 1)  # the head takes a segment
+    return shared if len(shared) < len(plain) else plain
 
 
 def first_fit(lengths: Sequence[int], capacity: int, max_segments: int) -> list[list[int]]:
@@ -119,22 +133,29 @@ def _check(sample: Sample, i: int, cfg: UpdateConfig) -> None:
 
 
 def _empty(rows: int, T: int, S: int) -> dict[str, np.ndarray]:
-    ints = {name: np.zeros((rows, T), np.int32) for name in ("tokens", "positions", "segment_ids", "targets")}
+    names = ("tokens", "positions", "segment_ids", "targets", "parent_ids")
+    ints = {name: np.zeros((rows, T), np.int32) for name in names}
     floats = {name: np.zeros((rows, T), np.float32) for name in ("advantage", "sampler_logp")}
     segments = {"truncated": np.zeros((rows, S), bool), "owner": np.full((rows, S), -1, np.int32)}
     return {**ints, **floats, **segments, "mask": np.zeros((rows, T), bool)}
 
 
-def _fill_row(batch: dict[str, np.ndarray], row: int, members: list[int], samples: Sequence[Sample]) -> None:
-    start = 0
-    for s, i in enumerate(members):
+def _fill_row(batch: dict[str, np.ndarray], row: int, shared: SharedRow, samples: Sequence[Sample]) -> None:
+    start, first = 0, 1 if shared.head else 0
+    if shared.head:
+        batch["tokens"][row, : shared.head] = samples[shared.members[0]].prompt[: shared.head]
+        batch["positions"][row, : shared.head] = np.arange(shared.head)
+        batch["segment_ids"][row, : shared.head] = 1
+        start = shared.head
+    for s, i in enumerate(shared.members, start=first):
         sample = samples[i]
-        ids = np.concatenate([np.asarray(sample.prompt, np.int32), np.asarray(sample.completion, np.int32)])
+        ids = np.concatenate([np.asarray(sample.prompt, np.int32)[shared.head :], np.asarray(sample.completion, np.int32)])
         end = start + len(ids)
-        trained = slice(start + len(sample.prompt) - 1, end - 1)  # by length: the stop token is in, no value is looked at
+        trained = slice(end - len(sample.completion) - 1, end - 1)  # by length: the stop token is in, no value is looked at
         batch["tokens"][row, start:end] = ids
-        batch["positions"][row, start:end] = np.arange(len(ids))
+        batch["positions"][row, start:end] = shared.head + np.arange(len(ids))
         batch["segment_ids"][row, start:end] = s + 1
+        batch["parent_ids"][row, start:end] = first
         batch["targets"][row, start : end - 1] = ids[1:]
         batch["mask"][row, trained] = True
         batch["advantage"][row, trained] = sample.advantage
