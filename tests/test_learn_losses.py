@@ -102,7 +102,7 @@ def test_switches_against_numpy(change):
 
 
 @pytest.mark.parametrize(
-    ("aggregation", "ratio", "kl"), itertools.product(("token", "sequence"), ("token", "sequence"), ("k2", "k3"))
+    ("aggregation", "ratio", "kl"), list(itertools.product(("token", "sequence"), ("token", "sequence"), ("k2", "k3")))
 )
 def test_gradients_against_finite_differences(aggregation, ratio, kl):
     """With given old log-probs the loss is a plain function of logp, so its slope in NumPy is the gradient."""

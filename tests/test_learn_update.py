@@ -130,6 +130,7 @@ def test_b11_kl_falls_from_a_perturbed_policy():
     assert same["kl"] == pytest.approx(0.0, abs=1e-6) and same["grad_norm"] < 1e-3
 
 
+@pytest.mark.slow
 def test_supervised_updates_in_bfloat16_learn():
     """Parameters and first moments keep their dtype."""
     cfg = dataclasses.replace(experiment(PLAIN), optimizer=OptimizerConfig(lr=3e-2, mu_dtype="bfloat16"))
