@@ -8,13 +8,14 @@ Parameters are a nested dict; per-layer arrays are stacked on axis 0 and run by 
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 
 from coevo_jax.models.attention import packed_attention
@@ -148,13 +149,6 @@ def layer_constants(spec: ModelSpec) -> dict[str, jax.Array]:
     return {"window": jnp.asarray(windows), "rope": jnp.asarray(variant, jnp.int32)}
 
 
-REMAT_POLICIES = {
-    "none": None,
-    "dots": jax.checkpoint_policies.save_only_these_names("attended"),
-    "full": jax.checkpoint_policies.nothing_saveable,
-}
-
-
 def forward(
     params: Params,
     spec: ModelSpec,
@@ -171,23 +165,25 @@ def forward(
     """Final normalised hidden states [B,T,D]. Rows may be packed: attention stays inside equal segment ids, 0 is padding;
     parent_ids names a further segment that a token sees (a shared head, models/prefix.py).
 
-    remat: 'none', 'dots' (attention outputs are kept) or 'full'. attention: 'xla' or 'splash', which needs the mesh, where there
-    is one. dtype: of the computation.
+    remat: 'none', 'dots' (matrix products are kept, attention's scores made again) or 'full' (only layers' inputs are kept).
+    attention: 'xla' or 'splash', which needs the mesh, where there is one. dtype: of the computation.
     """
     x = embed(params, tokens_BxT, dtype)
     cos, sin = rope_tables(spec, positions_BxT)
+
+    attend: Callable[..., jax.Array] = functools.partial(packed_attention, choice=attention, windows=spec.windows, mesh=mesh)
+    if remat == "dots":  # the scores are the largest values and the cheapest to make again
+        attend = jax.checkpoint(attend, prevent_cse=False)
 
     def block(x: jax.Array, scanned: tuple[Params, dict[str, jax.Array]]) -> tuple[jax.Array, None]:
         layer, constants = scanned
         q, k, v = attention_inputs(layer, spec, x, cos[constants["rope"]], sin[constants["rope"]])
         window = constants["window"] if spec.windows else None
-        attended = packed_attention(
-            q, k, v, positions_BxT, segment_ids_BxT, window, attention, windows=spec.windows, mesh=mesh, parents=parent_ids_BxT
-        )  # fmt: skip
-        x = attention_output(layer, spec, x, checkpoint_name(attended, "attended"))
+        attended = attend(q, k, v, positions_BxT, segment_ids_BxT, window, parents=parent_ids_BxT)
+        x = attention_output(layer, spec, x, attended)
         return mlp_block(layer, spec, x), None
 
-    if remat != "none":
-        block = jax.checkpoint(block, policy=REMAT_POLICIES[remat], prevent_cse=False)
+    if remat == "full":
+        block = jax.checkpoint(block, prevent_cse=False)
     x, _ = lax.scan(block, x, (params["layers"], layer_constants(spec)))
     return rms_norm(x, params["final_norm"], spec.norm_eps)
