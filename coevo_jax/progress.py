@@ -61,6 +61,10 @@ class RunConsole:
     def update(self, row: Mapping[str, Any], done: int) -> None:
         """An update is finished."""
         self.console.step(done, {"stage": self._stage, **_cells(row, LINE)})
+        for name in row:
+            if name.endswith("/alarm") and row[name]:
+                part = name.removesuffix("/alarm")
+                self.note(f"warning: {part}/failure_share is {row[f'{part}/failure_share']:.2f} in update {row['step']}")
 
     def summary(self, folder: Path, finished: bool) -> None:
         """The table per phase, peak memory and the run folder's path."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from coevo_jax.config import Experiment, RubricConfig
-from coevo_jax.judges import JudgeItem, failure_share
+from coevo_jax.judges import JudgeItem, failure_share, status_shares
 from coevo_jax.methods.context import Context, request_id
 from coevo_jax.methods.groups import Group, Member, collect, mean_std, share, to_batch
 from coevo_jax.methods.pairs import make_pairs
@@ -70,7 +70,7 @@ def policy_batch(ctx: Context, step: Step) -> Batch:
         "rubric/prompts_dropped": float(counts["rubric/prompts_dropped"]),
         "buffer/entries": float(len(ctx.buffer)),
         **_rubric_metrics(rubrics),
-        **_verdict_metrics(verdicts),
+        **_verdict_metrics(verdicts, ctx.cfg.judge.alarm_failure_share),
         "judge/tie_share": _tie_share(groups),
     }
     return to_batch(ctx, step, groups, advantages, metrics)
@@ -182,7 +182,7 @@ def rubric_batch(ctx: Context, step: Step) -> Batch:
     parts = [m.parts for g in groups for m in g.members if "margin" in m.parts]
     metrics = {
         **_rubric_metrics(rubrics),
-        **_verdict_metrics(verdicts),
+        **_verdict_metrics(verdicts, ctx.cfg.judge.alarm_failure_share),
         **{k: v for k, v in pair_metrics(pairs, asked[0]).items() if v is not None},
         **{f"pairs/{name}": float(n) for name, n in sorted(guards.items())},
         "rubric/valid_share": share([m.parts["format"] == 1.0 for g in groups for m in g.members if "format" in m.parts]),
@@ -256,8 +256,10 @@ def _judge(ctx: Context, items: list[JudgeItem], step: Step) -> list[Verdict]:
         return ctx.judge.judge(items, step.update)
 
 
-def _verdict_metrics(verdicts: list[Verdict]) -> dict[str, float]:
-    out = {"judge/failure_share": failure_share(verdicts), "judge/verdicts": float(len(verdicts))}
+def _verdict_metrics(verdicts: list[Verdict], most_failures: float) -> dict[str, float]:
+    failed = failure_share(verdicts)
+    out = {"judge/failure_share": failed, "judge/verdicts": float(len(verdicts)), "judge/alarm": float(failed > most_failures)}
+    out |= {f"judge/{status}_share": value for status, value in status_shares(verdicts).items()}
     scores = np.asarray([v.score for v in verdicts if v.score is not None])
     masses = np.asarray([v.yes_no_mass for v in verdicts if v.yes_no_mass is not None])
     spreads = np.asarray([np.std(v.parts) for v in verdicts if v.parts])
