@@ -7,11 +7,11 @@ they are done again and their rows come out equal (design.md 4.8).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from time import perf_counter
 from types import FrameType
 from typing import Any
@@ -25,7 +25,8 @@ from coevo_jax.progress import RunConsole
 from coevo_jax.records.checkpoint import Checkpoints
 from coevo_jax.records.metrics import MetricsWriter
 from coevo_jax.records.rollouts import drop_rollouts_after, write_rollouts
-from coevo_jax.records.run_folder import RunFolder, open_run
+from coevo_jax.records.run_folder import RunFolder, check_run, open_run
+from coevo_jax.records.tensorboard import Scalars
 
 
 @dataclasses.dataclass
@@ -38,40 +39,55 @@ class Position:
     policy_updates: int = 0
 
 
+@dataclasses.dataclass
+class Run:
+    """A run in progress: what it works with, where it stands, and where it writes."""
+
+    system: System
+    position: Position
+    folder: RunFolder
+    checkpoints: Checkpoints
+    metrics: MetricsWriter
+    scalars: Scalars
+    console: RunConsole
+    stop: threading.Event
+    saved: int = 0  # updates in the last checkpoint
+
+
 def train(cfg: Experiment, workdir: str, console: RunConsole | None = None) -> bool:
     """Run the experiment in `workdir`, going on where an earlier run of this config stopped. False: it was interrupted."""
     console = console or RunConsole()
-    with open_run(workdir, to_dict(cfg)) as folder, _stop_on_signals(console) as stop:
-        system = assemble(cfg, console)
+    check_run(workdir, to_dict(cfg))
+    with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(_stop_on_signals(console))
+        system = assemble(cfg, console)  # what is wrong with the config shows here, before anything is written
+        folder = stack.enter_context(open_run(workdir, to_dict(cfg)))
         checkpoints = Checkpoints(folder.checkpoints, keep=cfg.run.keep)
+        stack.callback(checkpoints.close)
         metrics = MetricsWriter(folder.metrics)
-        try:
-            position = _restore(system, checkpoints, metrics, console)
-            drop_rollouts_after(folder.rollouts, position.updates - 1)
-            finished = _run(system, position, folder, checkpoints, metrics, console, stop)
-        finally:
-            checkpoints.close()
+        position = _restore(system, checkpoints, metrics, console)
+        drop_rollouts_after(folder.rollouts, position.updates - 1)
+        scalars = Scalars(folder.path / "tensorboard", cfg.run.tensorboard, position.updates)
+        stack.callback(scalars.close)
+        finished = _run(Run(system, position, folder, checkpoints, metrics, scalars, console, stop, position.updates))
         console.summary(folder.path, finished)
         return finished
 
 
-def _run(
-    system: System, position: Position, folder: RunFolder, checkpoints: Checkpoints, metrics: MetricsWriter, console: RunConsole,
-    stop: threading.Event,
-) -> bool:  # fmt: skip
-    cfg, total = system.cfg, sum(stage.updates for stage in system.stages)
+def _run(run: Run) -> bool:
+    system, position, console = run.system, run.position, run.console
+    total = sum(stage.updates for stage in system.stages)
     for learner in system.learners.values():
         learner.publish()
-    last_saved = position.updates
     while position.stage < len(system.stages):
         stage = system.stages[position.stage]
         learner = system.learner_of(stage.role)
         if position.done == 0:
-            _begin_stage(system, stage, checkpoints)
-            console.stage(stage.name, stage.cycle, stage.updates, position.updates, total)
+            _begin_stage(system, stage, run.checkpoints)
+        console.stage(stage.name, stage.cycle, stage.updates, position.updates, total)
         while position.done < stage.updates:
-            if stop.is_set():
-                _save(system, position, checkpoints, metrics, block=True)
+            if run.stop.is_set():
+                _save(run, block=True)
                 return False
             start = perf_counter()
             step = Step(position.updates, position.policy_updates, stage.cycle, stage.role)
@@ -91,21 +107,21 @@ def _run(
                 learner.publish()
 
             # ------------------------------------------------------------------------------------------- write it down
-            if batch.rollouts and step.update % cfg.run.rollouts_every == 0:
-                write_rollouts(folder.rollouts, step.update, stage.role, batch.rollouts)
+            if batch.rollouts and step.update % system.cfg.run.rollouts_every == 0:
+                write_rollouts(run.folder.rollouts, step.update, stage.role, batch.rollouts)
             row = _row(system, stage, step, batch, learned, perf_counter() - start)
             position.done += 1
             position.updates += 1
             position.policy_updates += stage.counts_as_policy
-            metrics.write(row)
+            run.metrics.write(row)
+            run.scalars.write(row)
             console.update(row, position.updates)
-            if position.updates % cfg.run.save_every == 0 and position.done < stage.updates:
-                last_saved = position.updates
-                _save(system, position, checkpoints, metrics)
+            if position.updates % system.cfg.run.save_every == 0 and position.done < stage.updates:
+                _save(run)
         position.stage, position.done = position.stage + 1, 0
-        if position.stage == len(system.stages) or position.updates - last_saved >= cfg.run.save_every:
-            last_saved = position.updates
-            _save(system, position, checkpoints, metrics, block=position.stage == len(system.stages))
+        last = position.stage == len(system.stages)
+        if last or position.updates - run.saved >= system.cfg.run.save_every:
+            _save(run, block=last)
     system.check_frozen()
     return True
 
@@ -141,19 +157,20 @@ def _row(system: System, stage: Stage, step: Step, batch: Batch, learned: dict[s
 # ------------------------------------------------------------------------------------------------------- save and resume
 
 
-def _save(
-    system: System, position: Position, checkpoints: Checkpoints, metrics: MetricsWriter, block: bool = False
-) -> None:  # fmt: skip
+def _save(run: Run, block: bool = False) -> None:
     """Everything that the next update depends on, in one atomic checkpoint (design.md 4.8)."""
+    system, position = run.system, run.position
     state = {name: learner.state for name, learner in system.learners.items()}
     host = {
         "position": dataclasses.asdict(position),
-        "metrics_rows": metrics.cursor,
+        "metrics_rows": run.metrics.cursor,
         "streams": {name: stream.state() for name, stream in system.context.streams.items()},
         "anchored": sorted(name for name, learner in system.learners.items() if learner.anchored),
         "frozen": system.frozen_fingerprints,
     }
-    checkpoints.save(position.updates, state, host, system.context.buffer.state(), block=block)
+    run.console.mark("save", position.updates)
+    run.checkpoints.save(position.updates, state, host, system.context.buffer.state(), block=block)
+    run.saved = position.updates
 
 
 def _restore(system: System, checkpoints: Checkpoints, metrics: MetricsWriter, console: RunConsole) -> Position:
@@ -186,7 +203,7 @@ def _restore(system: System, checkpoints: Checkpoints, metrics: MetricsWriter, c
     return position
 
 
-@contextmanager
+@contextlib.contextmanager
 def _stop_on_signals(console: RunConsole) -> Iterator[threading.Event]:
     """Ctrl-C and SIGTERM finish the update, save and stop; a second one stops at once."""
     stop = threading.Event()
