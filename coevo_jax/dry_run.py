@@ -12,8 +12,11 @@ import jax.numpy as jnp
 
 from coevo_jax.assemble import System, assemble
 from coevo_jax.config import Experiment
+from coevo_jax.methods.stage import Step
+from coevo_jax.methods.supervised import sft_batch
 from coevo_jax.models.spec import ModelSpec
 from coevo_jax.progress import RunConsole
+from coevo_jax.text.chat import ChatTokenizer
 from coevo_jax.text.prompts import render_prompt
 
 GIB = 2**30
@@ -23,9 +26,8 @@ def dry_run(cfg: Experiment, console: RunConsole | None = None) -> None:
     """Print three rendered prompts as text and ids, the batch arithmetic, and memory by part in GiB."""
     console = console or RunConsole()
     system = assemble(cfg, console, warm_up=False)
-    for title, ids in _prompts(system):
-        voice = system.context.voices["rubric" if title == "rubric" else "policy"]
-        console.note(f"\n== {title} prompt, {len(ids)} tokens\n{voice.tokenizer.decode(ids, keep_special=True)}\nids {ids}")
+    for title, tokenizer, ids in _prompts(system):
+        console.note(f"\n== {title}, {len(ids)} tokens\n{tokenizer.decode(ids, keep_special=True)}\nids {ids}")
     for line in _arithmetic(system):
         console.note(line)
     rows = [[name, f"{size / GIB:.3f}"] for name, size in memory(system).items()]
@@ -33,20 +35,35 @@ def dry_run(cfg: Experiment, console: RunConsole | None = None) -> None:
     console.console.table(["memory", "GiB"], rows, title="\nmemory by part, over all devices")
 
 
-def _prompts(system: System) -> list[tuple[str, list[int]]]:
-    context = system.context
-    if "policy" not in context.streams:
-        return []
+def _prompts(system: System) -> list[tuple[str, ChatTokenizer, list[int]]]:
+    """Three texts as the run would make them: title, tokenizer, ids."""
+    context, mode = system.context, system.cfg.schedule.mode
+    policy, rubric = (context.voices[role].tokenizer for role in ("policy", "rubric"))
+    if mode == "sft":
+        samples = sft_batch(context, Step(0, 0, 0, "policy")).samples[:3]
+        return [(f"example {i + 1}", policy, [*s.prompt, *s.completion.tolist()]) for i, s in enumerate(samples)]
     stream = context.streams["policy"]
+    if mode == "verifiable":
+        questions = [stream.prompts.records[stream.index(i % stream.slots, i // stream.slots)]["prompt"] for i in range(3)]
+        return [(f"answer prompt {i + 1}", policy, context.answer_prompt(q)) for i, q in enumerate(questions)]
     question = stream.prompts.records[stream.index(0, 0)]["prompt"]
-    out = [("answer", context.answer_prompt(question)), ("rubric", context.rubric_prompt(question))]
-    judge = {"question": question, "rubric": "(the rubric)", "answer": "(the answer)"}
-    name = "judge_score" if system.cfg.judge.protocol == "json_score" else "judge_criteria"
-    if system.cfg.judge.protocol == "criterion_logits":
-        name, judge = "criterion_yes_no", {"question": question, "answer": "(the answer)", "criterion": "(one criterion)"}
-    messages = render_prompt(name, **judge)
-    out.append(("judge", context.voices["policy"].tokenizer.render_messages(messages, thinking=system.cfg.judge.thinking)))
-    return out
+    out = [("answer prompt", policy, context.answer_prompt(question)), ("rubric prompt", rubric, context.rubric_prompt(question))]
+    return [*out, ("judge prompt", *_judge_prompt(system, question))]
+
+
+def _judge_prompt(system: System, question: str) -> tuple[ChatTokenizer, list[int]]:
+    """In the judge's own tokenizer. A judge without a model reads no prompt; the whole-rubric one is shown for it."""
+    cfg, judge = system.cfg.judge, system.context.judge
+    instrument = getattr(judge, "instrument", None)
+    tokenizer = instrument.tokenizer if instrument else system.context.voices["policy"].tokenizer
+    slots = {"question": question, "answer": "(the answer)"}
+    if cfg.protocol == "criterion_logits":
+        messages = render_prompt("criterion_yes_no", **slots, criterion="(one criterion)")
+    else:
+        messages = render_prompt(
+            "judge_score" if cfg.protocol == "json_score" else "judge_criteria", **slots, rubric="(the rubric)"
+        )
+    return tokenizer, tokenizer.render_messages(messages, thinking=cfg.thinking)
 
 
 def _arithmetic(system: System) -> list[str]:

@@ -173,6 +173,12 @@ def _check_learn(cfg: Experiment) -> None:
     )
     for key in ("optimizer.b1", "optimizer.b2"):
         _require(get_at(cfg, key) < 1, f"{key}=1 is out of range", key, "below 1")
+    _require(
+        cfg.schedule.mode != "sft" or cfg.warmup.updates >= 1,
+        "schedule.mode=sft trains on the warm-up's data, and warmup.updates=0 is no update",
+        "schedule.mode, warmup.updates",
+        "warmup.updates of at least 1",
+    )
     own = cfg.schedule.verifier not in ("", PROCEDURAL)
     _require(
         cfg.schedule.mode != "verifiable" or own or f"{PROCEDURAL}:" in cfg.data.prompts,

@@ -10,7 +10,8 @@ from coevo_jax.methods.stage import Batch, Stage, Step
 
 
 def stages(cfg: Experiment) -> list[Stage]:
-    """`cycles` stages of K policy updates."""
+    """`cycles` stages of K policy updates. UserError for a verifier that can't be imported."""
+    resolve_verifier(cfg.schedule.verifier)
     return [
         Stage("policy", "policy", cycle, cfg.schedule.k, policy_batch, counts_as_policy=True)
         for cycle in range(cfg.schedule.cycles)

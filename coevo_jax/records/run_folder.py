@@ -89,6 +89,18 @@ def open_run(
     return RunFolder(path, resumed=stored is not None, lock=lock)
 
 
+def check_run(workdir: str | os.PathLike[str], config: Mapping[str, Any], *, ignore: Iterable[str] = FREE_KEYS) -> None:
+    """Raise what open_run would raise for what it finds there, and create nothing: for use before the models are loaded, so that
+    a config that turns out wrong later leaves no folder behind that refuses the right one."""
+    path = pathlib.Path(workdir).expanduser().absolute()
+    _check_is_run_folder(path)
+    if (path / LOCK).exists():
+        with disk_errors(path, "read the run folder"):
+            _take_lock(path).close()
+    if (path / CONFIG).exists():
+        _check_may_resume(path, read_config(path), plain(dict(config)), tuple(ignore), resume=True)
+
+
 def read_config(path: pathlib.Path) -> dict[str, Any]:
     """The config that a run folder holds. UserError when it is unreadable."""
     file = path / CONFIG
