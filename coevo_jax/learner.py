@@ -56,7 +56,9 @@ class Learner:
         cfg = self.cfg.update
         if self.cfg.compat.pack_mean:  # whose rows are means, so what is in a row matters
             cfg = dataclasses.replace(cfg, share_prefix=False)
-        rows = pack(samples, cfg, devices=rows_devices(self.mesh))
+        # One shape, and so one program, whatever the packing: rows enough for a sample each; empty micro-batches don't run.
+        most = self.cfg.warmup.batch if loss == "sft" else self.cfg.schedule.prompts * self.cfg.schedule.group
+        rows = pack(samples, cfg, devices=rows_devices(self.mesh), rows=most)
         if loss == "policy" and self.cfg.loss.kl_weight > 0:
             assert self.reference is not None
             rows = rows.replace(ref_logp=self.logprobs(self.reference, rows, temperature))
