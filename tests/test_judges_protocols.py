@@ -273,7 +273,7 @@ def test_choice_of_protocol(tokenizer):
 def test_weighted_mean():
     assert weighted_mean(RUBRIC, [1, 1, 1]) == 1.0 and weighted_mean(RUBRIC, [0, 0, 1]) == pytest.approx(0.2)
     loose = Rubric((Criterion("a", 0.6), Criterion("b", 0.5)))  # weights that add up to 1.1
-    assert weighted_mean(loose, [1, 1]) == 1.0
+    assert weighted_mean(loose, [1, 1]) == 1.0 and weighted_mean(loose, [1, 0]) == pytest.approx(0.6 / 1.1)
     with pytest.raises(ValueError):
         weighted_mean(RUBRIC, [1, 1])
 

@@ -51,8 +51,8 @@ def test_a_valid_rubric():
         "Here it is:\n" + json.dumps(GOOD) + "\nI hope this helps.",
         changed(0, scoring_levels=...),  # levels are no part of validity, as in the released check
         changed(0, scoring_levels={"1.0": 3}),
-        changed(0, weight=0.55),  # 0.85, within 0.15 of 1 in decimals
-        changed(0, weight=0.85),  # 1.15
+        changed(0, weight=0.55),
+        changed(0, weight=0.85),
     ],
 )
 def test_still_valid(text):
@@ -106,6 +106,11 @@ def test_invalid(text, why):
 def test_truncated_is_invalid_whatever_it_holds():
     for parsed in (parse_rubric(json.dumps(GOOD), CFG, truncated=True), parse_rubric("<think>" + json.dumps(GOOD), CFG)):
         assert parsed.status == "truncated" and format_reward(parsed) == 0.0
+
+
+def test_the_tolerance_is_meant_in_decimals():
+    text = changed(0, weight=0.5).replace("0.3", "0.35")  # 0.85, in binary a little more than 0.15 away from 1
+    assert abs(0.5 + 0.35 - 1) > 0.15 and parse_rubric(text, CFG).status == "ok"
 
 
 def test_a_doubled_key_is_invalid():

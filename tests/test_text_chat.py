@@ -110,10 +110,18 @@ def test_prompts_that_open_a_reasoning_block(make):
     assert not make(tt.CHATML_THINKING).opens_reasoning(True)
 
 
-def test_decode_keeps_reasoning_and_drops_specials(make):
-    tokenizer = make(tt.CHATML)
-    ids = [*tokenizer.encode("<think>a</think>b"), id_of(tokenizer, "<|im_end|>"), tokenizer.vocab_size + 5]
-    assert len(ids) == 6  # the tags are single tokens
+@pytest.mark.parametrize("special_tags", [False, True])
+def test_decode_keeps_reasoning_and_drops_specials(make, special_tags):
+    tokenizer = make(tt.CHATML, special_tags=special_tags)
+    ids = [
+        id_of(tokenizer, "<think>"),
+        *tokenizer.encode("a"),
+        id_of(tokenizer, "</think>"),
+        *tokenizer.encode("b"),
+        id_of(tokenizer, "<|im_end|>"),
+        tokenizer.vocab_size + 5,
+    ]
+    assert special_tags or tokenizer.encode("<think>a") == ids[:2]  # a tag is one token where the tokenizer has it
     assert tokenizer.decode(ids) == "<think>a</think>b"
     assert tokenizer.decode(ids, keep_special=True) == "<think>a</think>b<|im_end|>"
 

@@ -41,9 +41,16 @@ PLAIN = ["<think>", "</think>"]  # added tokens that are not special, as in Qwen
 
 
 def make_tokenizer(
-    folder: pathlib.Path, template: str | None, *, eos: str | None = "<|im_end|>", bos: bool = False, words: tuple[str, ...] = ()
+    folder: pathlib.Path,
+    template: str | None,
+    *,
+    eos: str | None = "<|im_end|>",
+    bos: bool = False,
+    words: tuple[str, ...] = (),
+    special_tags: bool = False,
 ) -> pathlib.Path:
-    """A byte-level tokenizer (256 bytes, the specials, `words` as single tokens) in `folder`. bos: it adds its first token."""
+    """A byte-level tokenizer (256 bytes, the specials, `words` as single tokens) in `folder`. bos: it adds its first token.
+    special_tags: the reasoning tags are special tokens."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -59,7 +66,7 @@ def make_tokenizer(
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
-    tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in PLAIN])
+    tokenizer.add_tokens([AddedToken(t, special=special_tags, normalized=False) for t in PLAIN])
     if bos:
         first = tokenizer.token_to_id("<|begin|>")
         tokenizer.post_processor = processors.TemplateProcessing(single="<|begin|> $A", special_tokens=[("<|begin|>", first)])
