@@ -84,11 +84,11 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True) -> Syst
     mesh = make_mesh(cfg.mesh) if jax.device_count() > 1 else None
     console.note(f"devices: {jax.device_count()} {jax.devices()[0].platform}" + (f", mesh {dict(mesh.shape)}" if mesh else ""))
     console.note(f"loading policy {cfg.policy.source!r}")
-    policy = load_model(cfg.policy, mesh)
+    policy = _load(cfg.policy, mesh, "policy")
     models = {"policy": policy}
     if cfg.generator.mode == "two":
         source = dataclasses.replace(cfg.policy, source=cfg.generator.source or cfg.policy.source, sha256="")
-        models["rubric"] = load_model(source, mesh)
+        models["rubric"] = _load(source, mesh, "generator")
     judge_model = _load_judge(cfg, policy, mesh)
 
     tokenizers = {name: ChatTokenizer.load(model.folder) for name, model in models.items()}
@@ -127,7 +127,16 @@ def _load_judge(cfg: Experiment, policy: LoadedModel, mesh: Any) -> LoadedModel 
     same = (wanted.source, wanted.param_dtype) == (cfg.policy.source, cfg.policy.param_dtype)
     if same and wanted.sha256 in ("", cfg.policy.sha256):
         return dataclasses.replace(policy, params=jax.tree.map(jnp.copy, policy.params))
-    return load_model(wanted, mesh)
+    return _load(wanted, mesh, "judge")
+
+
+def _load(cfg: ModelConfig, mesh: Any, group: str) -> LoadedModel:
+    """A role's model; an error names the key of its source beside the file."""
+    try:
+        return load_model(cfg, mesh)
+    except UserError as error:
+        where = f"{group}.source, {error.where}".removesuffix(", ")
+        raise UserError(error.what, where=where, expected=error.expected, nearest=error.nearest) from error
 
 
 class _Engines:

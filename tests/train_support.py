@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import pathlib
 import signal
 from collections.abc import Callable, Iterator
@@ -43,6 +44,15 @@ def tiny(*overrides: str) -> Experiment:
     cfg = apply_overrides(load_config(TINY), overrides)
     validate(cfg)
     return cfg
+
+
+def load_program() -> Any:
+    """run.py as a module."""
+    spec = importlib.util.spec_from_file_location("coevo_run", REPO / "run.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 class Recorder(RunConsole):
