@@ -126,4 +126,9 @@ class Context:
 
     def text(self, tokens: np.ndarray | list[int], role: str = "policy") -> str:
         """What a reader sees of a completion: decoded, reasoning removed (nothing when it never closes)."""
-        return strip_reasoning(self.raw(tokens, role)).strip()
+        return strip_reasoning(self.raw(tokens, role), opened=self.opened(role)).strip()
+
+    def opened(self, role: str) -> bool:
+        """Does the role's prompt already end inside a reasoning block, so that a completion needs no opening tag?"""
+        thinking = self.cfg.policy.thinking if role == "policy" else self.cfg.generator.thinking
+        return self.voices[role].tokenizer.opens_reasoning(thinking)

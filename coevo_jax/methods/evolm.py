@@ -245,7 +245,7 @@ def rubric_reward(accepted: float, rejected: float, fmt: float, cfg: RubricConfi
 
 def _parse(ctx: Context, completion: Completion) -> Parsed:
     text = ctx.raw(completion.tokens, "rubric")
-    return parse_rubric(text, ctx.cfg.rubric, truncated=completion.finish == "length")
+    return parse_rubric(text, ctx.cfg.rubric, truncated=completion.finish == "length", opened=ctx.opened("rubric"))
 
 
 def _judge(ctx: Context, items: list[JudgeItem], step: Step) -> list[Verdict]:
