@@ -111,6 +111,7 @@ def test_a_groups_shared_prefill_equals_repeated_ones(base):
 
 
 def test_the_same_call_gives_the_same_bits_and_another_update_other_noise(base):
+    """B38 of the public reports."""
     engine = engine_of()
     for x, y in zip(flat(engine.generate(PARAMS, BASE)), flat(base)):
         assert x.tokens.tobytes() == y.tokens.tobytes() and x.logprobs.tobytes() == y.logprobs.tobytes()
@@ -123,6 +124,7 @@ def test_the_same_call_gives_the_same_bits_and_another_update_other_noise(base):
 
 
 def test_every_stop_id_ends_a_row_is_kept_and_wins_over_the_length_limit():
+    """B04, B39 of the public reports."""
     for stop in STOPS:
         loud = _always(stop)
         ((first,),) = engine_of().generate(loud, requests_of(prompts_of(1), n=1))
@@ -146,6 +148,7 @@ def _always(token: int) -> dict:
 
 
 def test_a_truncated_row_keeps_its_tokens_and_says_length():
+    """B10 of the public reports."""
     ((c,),) = engine_of(stops=(95,)).generate(_always(10), requests_of(prompts_of(1), n=1, max_new_tokens=4))
     assert c.tokens.tolist() == [10] * 4 and c.finish == "length" and len(c.logprobs) == len(c.entropy) == 4
 
@@ -162,6 +165,7 @@ def test_minimum_length_forbids_stop_ids_and_records_the_distribution_without_th
 
 
 def test_changed_weights_change_the_next_sample_and_nothing_is_stale():
+    """B15 of the public reports."""
     engine, requests = engine_of(), requests_of(prompts_of(3), n=2)
     before = engine.generate(PARAMS, requests)
     changed = PARAMS | {"layers": PARAMS["layers"] | {"v": PARAMS["layers"]["v"] * jnp.float32(0)}}
