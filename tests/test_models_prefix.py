@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
+from sampler_support import SPECS, new_engine, params_of, prompts_of
 
 from coevo_jax.models.forward import forward, unembed
 from coevo_jax.models.prefix import SharedRow, common_length, shared_rows
-from sampler_support import SPECS, new_engine, params_of, prompts_of
 
 
 def tree(seed: int = 0) -> list[np.ndarray]:
