@@ -37,7 +37,8 @@ class Outcome:
 @pytest.fixture
 def call(tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]) -> object:
     def main(*argv: str, workdir: pathlib.Path | None = None) -> Outcome:
-        code = program.main([f"--config={TINY}", f"--workdir={workdir or tmp_path / 'run'}", *argv])
+        first = [f"--config={TINY}", "--config.update.rows_per_micro=8", f"--workdir={workdir or tmp_path / 'run'}"]
+        code = program.main([*first, *argv])
         out, err = capfd.readouterr()
         return Outcome(code, out, err)
 

@@ -40,8 +40,8 @@ Hook = Callable[[System, dict[str, Any], int], None]
 
 
 def tiny(*overrides: str) -> Experiment:
-    """The small world's experiment with 'key=value' overrides, validated."""
-    cfg = apply_overrides(load_config(TINY), overrides)
+    """The small world's experiment with 'key=value' overrides, validated. One micro-batch an update, so one program."""
+    cfg = apply_overrides(load_config(TINY), ("update.rows_per_micro=8", *overrides))
     validate(cfg)
     return cfg
 
