@@ -28,7 +28,7 @@ def test_every_config_is_valid_and_can_be_printed_and_read(path: pathlib.Path) -
 def test_every_config_says_its_command_and_hardware(path: pathlib.Path) -> None:
     text = path.read_text()
     doc = text.split('"""')[1]
-    assert "run.py" in doc and path.name in doc or path.stem == "smollm2_demo" and "make demo" in doc
+    assert ("run.py" in doc and path.name in doc) or (path.stem == "smollm2_demo" and "make demo" in doc)
     assert "ardware" in doc
 
 
