@@ -12,10 +12,10 @@ demo: fetch  ## co-evolve the embedded model for two cycles
 	$(PY) run.py --config=configs/smollm2_demo.py --workdir=$(RUN)
 
 test: $(VENV)/.installed  ## the suite that fits a laptop: at most 12 minutes
-	$(PYTEST) -m "not slow and not tpu_aot"
+	$(PYTEST) -m "not slow"
 
 test-all: test install-all  ## everything, with what the first part skipped
-	COEVO_TEST_ALL=1 $(PYTEST) -m "slow or tpu_aot or model or shared"
+	$(PYTEST) -m "slow or tpu_aot"
 
 fetch: $(VENV)/.installed  ## the embedded model, into the user cache
 	$(PY) -m coevo_jax.models.smollm2
