@@ -1,10 +1,12 @@
-"""The small world: the whole loop on a 0.4 MB model, whose true answer quality a rule-based judge knows. Tests use it.
+"""The small world: the whole loop on a 0.3 MB model, whose true answer quality a rule-based judge knows. Tests use it.
 
     python run.py --config=configs/tiny.py
 
-Hardware: any CPU; about 2 GB of memory, a minute to compile, then about a second an update.
+Hardware: any CPU with 1 GB of memory; half a minute to compile, then less than a second an update.
 Expected: 3 cycles of 2 policy and 2 rubric updates. Both roles start in the middle: about half of the rubrics are valid and
-answers meet about half of what is asked, so groups differ and both roles move.
+answers meet about half of what is asked, so groups differ and both roles move. It is too short and small to show learning: with
+--config.schedule.prompts=16 --config.schedule.group=8 --config.schedule.k=20 the true quality of answers went from about 0.56 to
+0.88 and the valid share from 0.58 to 0.94 within 3 cycles (one seed).
 """
 
 from coevo_jax.config import (
