@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import hashlib
 import os
 import pathlib
+import sys
 from typing import Any
 
 import jax
@@ -229,7 +231,15 @@ def _warm_up(system: System, engines: _Engines, judge_model: LoadedModel | None,
     console.note("compiling the sampler")
     seconds = sum(engine.warmup(params, top_p=truncated) for engine, params in speakers)
     system.take_sampler_stats()  # what the warm-up fed is nobody's metric
+    _give_back_memory()
     console.note(f"compiled in {seconds:.1f} s")
+
+
+def _give_back_memory() -> None:
+    """Return what the compiler freed to the system: glibc keeps over 1 GiB of it otherwise (measured on the demo)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def _compilation_cache(cfg: Experiment, console: RunConsole) -> None:

@@ -49,7 +49,9 @@ class Learner:
 
     def fresh_optimizer(self) -> None:
         """New moments and step count: the loop starts its own optimizer after the warm-up."""
-        self.state = init_state(self.state.params, self.optimizer)
+        params = self.state.params
+        self.state = self.state.replace(opt_state=None)  # the old moments go before the new ones come
+        self.state = init_state(params, self.optimizer)
 
     def update(self, samples: list[Sample], loss: str, temperature: float) -> dict[str, float]:
         """One update on a batch of samples; returns its metrics. The old parameters are donated: publish afterwards."""

@@ -87,7 +87,8 @@ def _run(run: Run) -> bool:
         console.stage(stage.name, stage.cycle, stage.updates, position.updates, total)
         while position.done < stage.updates:
             if run.stop.is_set():
-                _save(run, block=True)
+                if position.updates != run.saved:
+                    _save(run, block=True)
                 return False
             start = perf_counter()
             step = Step(position.updates, position.policy_updates, stage.cycle, stage.role)

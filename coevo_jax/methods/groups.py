@@ -113,9 +113,10 @@ def _row(
     ctx: Context, step: Step, group: Group, group_id: int, index: int, member: Member, kept: bool, advantage: float
 ) -> dict[str, Any]:
     c = member.completion
+    prompt = ctx.voices[step.role].tokenizer.decode(group.prompt, keep_special=True)
     return {
         "update": step.update, "cycle": step.cycle, "role": step.role, "slot": group.slot, "group": group_id, "sample": index,
-        "record": group.record_id, "question": group.question, "prompt": ctx.raw(group.prompt, step.role),
+        "record": group.record_id, "question": group.question, "prompt": prompt,
         "completion": ctx.raw(c.tokens, step.role), "prompt_ids": list(group.prompt), "completion_ids": c.tokens.tolist(),
         "finish": c.finish, "reward": member.reward, "parts": member.parts, "advantage": advantage, "trained": kept,
         **group.note, **member.note,
