@@ -1,0 +1,34 @@
+"""The trained weights of a run come out as a Hugging Face folder that loads with the run's last parameters."""
+
+from __future__ import annotations
+
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+import train_support as support
+
+from coevo_jax.errors import UserError
+from coevo_jax.export import export_run, load_trained
+from coevo_jax.models.load import load_model
+
+
+def test_the_exported_folder_holds_the_runs_last_weights(tmp_path: pathlib.Path):
+    done = support.run(tmp_path / "run", "schedule.cycles=1", "schedule.k=1")
+    export_run(tmp_path / "run", tmp_path / "out")
+    again, start = load_model(str(tmp_path / "out")), load_model("tiny")
+    trained, step = load_trained(tmp_path / "run")
+    assert step == 2
+    for a, b in zip(jax.tree.leaves(again.params), jax.tree.leaves(trained.params), strict=True):
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+    assert any((np.asarray(a) != np.asarray(b)).any() for a, b in zip(*map(jax.tree.leaves, (again.params, start.params))))
+    assert done is not None
+
+
+def test_what_is_no_run_is_refused(tmp_path: pathlib.Path):
+    with pytest.raises(UserError, match="not a run folder"):
+        load_trained(tmp_path)
+    support.run(tmp_path / "run", "schedule.cycles=1", "schedule.k=1")
+    with pytest.raises(UserError, match="no weights 'rubrics'"):
+        load_trained(tmp_path / "run", "rubrics")
