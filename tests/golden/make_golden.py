@@ -1,9 +1,9 @@
 """Make the golden files of this folder with torch and transformers (neither is needed to run the tests).
 
-    python -m venv /tmp/torchvenv && /tmp/torchvenv/bin/pip install torch==2.13.0 transformers safetensors gguf accelerate
-    /tmp/torchvenv/bin/python tests/golden/make_golden.py                      # every family, about a minute
-    /tmp/torchvenv/bin/python tests/golden/make_golden.py --smollm2=PATH.gguf  # and the embedded model's
-    /tmp/torchvenv/bin/python tests/golden/make_golden.py --check=FOLDER --family=qwen3  # an exported folder
+    python -m venv .venv-torch && .venv-torch/bin/pip install torch==2.13.0 transformers safetensors gguf accelerate
+    .venv-torch/bin/python tests/golden/make_golden.py                      # every family, about a minute
+    .venv-torch/bin/python tests/golden/make_golden.py --smollm2=PATH.gguf  # and the embedded model's
+    .venv-torch/bin/python tests/golden/make_golden.py --check=FOLDER --family=qwen3  # an exported folder
 
 A family's folder holds config.json and model.safetensors of a tiny random model in float32 and golden.npz with tokens [B,T] and
 logits [B,T,V]. Weights are wide enough, windows and original contexts short enough, that every field of the config moves them.
