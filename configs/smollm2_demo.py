@@ -35,10 +35,10 @@ def get_config() -> Experiment:
         data=DataConfig(prompts="demo", max_prompt_tokens=64),
         pairs=PairConfig(temporal=1.0, min_gap=1, max_gap=4, per_slot=4),
         schedule=ScheduleConfig(order="alternate", cycles=2, k=2, prompts=4, group=4),
-        warmup=WarmupConfig(updates=14, data="demo", batch=8, lr=2e-4),
+        warmup=WarmupConfig(updates=12, data="demo", batch=8, lr=2e-4),
         advantage=AdvantageConfig(kind="mean", max_resample=1),
         optimizer=OptimizerConfig(lr=1e-5),
-        update=UpdateConfig(pack_length=768, max_segments=8, rows_per_micro=1, remat="dots"),
+        update=UpdateConfig(pack_length=768, max_segments=16, rows_per_micro=1, remat="dots"),
         sampler=SamplerConfig(slots=20, max_prompt=320, max_new=128, steps_per_dispatch=16),
         run=RunConfig(save_every=1000, keep=1),
     )
