@@ -35,7 +35,8 @@ def run_name(found: dict[str, Any]) -> str:
 
 
 def table_row(found: dict[str, Any]) -> list[str]:
-    cells = [run_name(found), str(found["seed"]), str(found["updates"])]
+    done, planned = found["updates"], found["planned updates"]
+    cells = [run_name(found), str(found["seed"]), str(done) if done == planned else f"{done} of {planned}"]
     for figure in FIGURES[found["what"]]:
         if figure not in found:
             cells += ["none judged", ""]

@@ -62,6 +62,15 @@ def finished(cfg: Experiment, folder: pathlib.Path) -> bool:
     return not config_differences(read_config(folder), to_dict(cfg)) and rows == saved == total_updates(cfg)
 
 
+def check_same(cfg: Experiment, folder: pathlib.Path) -> None:
+    """UserError when the folder holds no run of this config."""
+    differences = config_differences(read_config(folder), to_dict(cfg))
+    if differences:
+        raise UserError(
+            "the run is of another config: " + "; ".join(differences), where=str(folder), expected="the same overrides"
+        )
+
+
 def total_updates(cfg: Experiment) -> int:
     phases = 2 if cfg.schedule.mode == "evolm" and cfg.schedule.order == "alternate" else 1
     if cfg.schedule.order == "generator_first" and cfg.schedule.mode == "evolm":
@@ -255,6 +264,9 @@ def main() -> int:
     parser.add_argument("--judged", type=int, default=1, help="valid rubrics a held-out question that judge its pair")
     parser.add_argument("--instances", type=int, default=200, help="held-out instances of the verifiable task")
     parser.add_argument("--docs", default=str(REPO / "docs"), help="folder of results.md and plots/; '' writes neither")
+    parser.add_argument(
+        "--as_is", action="store_true", help="train no further: measure the last checkpoint of a run that stopped"
+    )
     parser.add_argument("--json", action="store_true")
     args, rest = parser.parse_known_args()
     try:
@@ -276,9 +288,11 @@ def run(args: argparse.Namespace, overrides: tuple[str, ...]) -> int:
     workdir = pathlib.Path(args.workdir or f"runs/learning_{args.what}")
     folder, console, begin = workdir / "run", RunConsole(), time.monotonic()
     console.note(machine())
-    if not finished(cfg, folder) and not train(cfg, str(folder), console):
+    if args.as_is:
+        check_same(cfg, folder)
+    elif not finished(cfg, folder) and not train(cfg, str(folder), console):
         return 130
-    rows = read_metrics(folder / "metrics.jsonl")
+    rows = read_metrics(folder / "metrics.jsonl")[: Checkpoints(folder / "checkpoints").latest_step()]
     trained = sum(row["time/total"] for row in rows)
     system, start, end = both_ends(cfg, folder, console)
     ev = Evaluator(system, console)
@@ -288,6 +302,7 @@ def run(args: argparse.Namespace, overrides: tuple[str, ...]) -> int:
         found = evaluate_verifiable(ev, start, end, args.instances)
     found |= {
         "what": args.what, "config": cfg.name, "overrides": list(overrides), "seed": cfg.seed, "updates": len(rows),
+        "planned updates": total_updates(cfg),
         "training minutes": trained / 60, "this command's minutes": (time.monotonic() - begin) / 60, "machine": machine(),
     }  # fmt: skip
     (workdir / "results.json").write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
