@@ -1,4 +1,4 @@
-"""Does the loop teach? SmolLM2-135M-Instruct, from the demo's warm-up, should write more valid rubrics after a dozen rubric updates.
+"""Does the loop teach? SmolLM2-135M-Instruct, from the demo's warm-up, should write more valid rubrics after 12 rubric updates.
 
     python benchmarks/learning.py --what=rubrics --workdir=runs/learn
     python benchmarks/learning.py --what=rubrics --workdir=runs/learn_format --config.rubric.alpha=0     # what format alone does
@@ -7,8 +7,8 @@ The benchmark trains by run.py's own loop (`python run.py --config=configs/smoll
 ends on the 64 questions of 'demo_heldout'.
 
 Hardware: 2 cores, 8 GB; up to an hour.
-Expected: that the share of valid rubrics rises to 85 % or more. docs/results.md says what was measured; until it has a row for this
-config, nothing was. Margin and pair accuracy of a 135M judge are shown beside it and prove little.
+Expected: that the share of valid rubrics rises to 85 % or more. docs/results.md says what was measured; until it
+has a row for this config, nothing was. Margin and pair accuracy of a 135M judge are shown beside it and prove little.
 """
 
 import dataclasses
