@@ -2,7 +2,7 @@
 
     python -m coevo_jax.data prepare --input tulu3_preference_mixture/*.parquet --column chosen \
         --tokenizer /models/Qwen3-8B --max_tokens 2048 --output tulu3_prompts.jsonl
-    python run.py --config=configs/evolm_qwen3_8b.py --workdir=gs://BUCKET/evolm \
+    python run.py --config=configs/evolm_qwen3_8b.py --workdir=/mnt/shared/evolm \
         --config.policy.source=/models/Qwen3-8B --config.judge.source=/models/Qwen3-1.7B --config.data.prompts=tulu3_prompts.jsonl
 
 Data: the first user turns of the Tulu 3 preference mixture, about 271K prompts after deduplication.

@@ -7,7 +7,7 @@ The task: which of two numbers in mixed notation is the largest (or smallest). A
 rounds, or takes the wrong one; greedy answers to 200 other instances are counted before and after. Training draws at temperature
 0.7: at 1 this small model rarely writes a bare number, and a group without one teaches nothing.
 
-Hardware: 2 cores, 8 GB. Needs the extra 'eval' (reasoning-gym).
+Hardware: 2 cores, 10 GB (8.7 GiB at its peak). Needs the extra 'eval' (reasoning-gym).
 Expected: docs/results.md.
 """
 
