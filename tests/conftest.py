@@ -1,7 +1,10 @@
 """Eight fake CPU devices and strict JAX flags, set before JAX is imported (design.md 6)."""
 
+import contextlib
 import os
 import pathlib
+import resource
+import signal
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 if "--xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
@@ -24,3 +27,25 @@ def shared_data() -> pathlib.Path:
     if not folder.is_dir():
         pytest.skip(f"real data folder {folder} is absent")
     return folder
+
+
+@pytest.fixture
+def file_size_limit():
+    """`with file_size_limit(bytes)`: the kernel refuses longer files (EFBIG), which stands in for a full disk.
+
+    The limit holds for the whole process, pytest's own output included where that goes to a file: keep the block small, and
+    never let it reach over the end of a test, where pytest prints.
+    """
+
+    @contextlib.contextmanager
+    def limit(size: int):
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            signal.signal(signal.SIGXFSZ, handler)
+
+    return limit

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
-import resource
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -223,20 +221,17 @@ def test_another_model_is_a_user_error_that_names_the_leaf(copied):
 
 
 @pytest.mark.parametrize("when", ["wait", "next save", "block"])
-def test_full_disk_while_saving_keeps_older_ones(copied, when, caplog):
+def test_full_disk_while_saving_keeps_older_ones(copied, when, caplog, file_size_limit):
     """A limit on file size refuses the write in the kernel, as a full disk does."""
     checkpoints = Checkpoints(copied)
     checkpoints.restore_latest(make_state())
     big = {"w": jax.random.normal(jax.random.key(0), (200, 200))}
-    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
-    try:
-        with pytest.raises(UserError, match=r"(?s)could not save a checkpoint: .*step_00000003 \([0-9.]+ MiB free\)"):
-            checkpoints.save(3, big, {}, block=when == "block")
-            checkpoints.wait() if when == "wait" else checkpoints.save(4, big, {})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
+    with (
+        file_size_limit(50_000),
+        pytest.raises(UserError, match=r"(?s)could not save a checkpoint: .*step_00000003 \([0-9.]+ MiB free\)"),
+    ):
+        checkpoints.save(3, big, {}, block=when == "block")
+        checkpoints.wait() if when == "wait" else checkpoints.save(4, big, {})
     assert names(copied) == ["step_00000001", "step_00000002"]  # nothing half written is left
     assert "Traceback" not in caplog.text
     assert checkpoints.restore_latest(make_state()).step == 2

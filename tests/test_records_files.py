@@ -6,8 +6,6 @@ import io
 import json
 import math
 import os
-import resource
-import signal
 import subprocess
 import sys
 
@@ -27,17 +25,6 @@ CONFIG = {"seed": 1, "schedule": {"k": 10, "cycles": 2}, "run": {"keep": 2}, "ta
 
 def changed(**groups):
     return {**CONFIG, **groups}
-
-
-@pytest.fixture
-def small_files():
-    """A limit on file size stands in for a full disk: the kernel refuses the write (EFBIG) after the first 2 KB."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    signal.signal(signal.SIGXFSZ, handler)
 
 
 # ---- run folder ----
@@ -125,9 +112,12 @@ def test_other_processes_only_get_the_paths(tmp_path):
     assert run.metrics.name == "metrics.jsonl" and not run.path.exists()
 
 
-def test_full_disk_while_writing_keeps_the_old_file(tmp_path, small_files):
+def test_full_disk_while_writing_keeps_the_old_file(tmp_path, file_size_limit):
     write_atomic(tmp_path / "config.json", "old")
-    with pytest.raises(UserError, match=r"(?s)could not write config.json: File too large.*MiB free"):
+    with (
+        file_size_limit(2048),
+        pytest.raises(UserError, match=r"(?s)could not write config.json: File too large.*MiB free"),
+    ):
         write_atomic(tmp_path / "config.json", "x" * 10_000)
     assert (tmp_path / "config.json").read_text() == "old" and len(list(tmp_path.iterdir())) == 1
 
@@ -182,10 +172,10 @@ def test_a_bad_row_before_the_last_is_an_error_with_its_line(tmp_path):
         MetricsWriter(tmp_path / "m.jsonl")
 
 
-def test_full_disk_while_writing_a_row(tmp_path, small_files):
+def test_full_disk_while_writing_a_row(tmp_path, file_size_limit):
     writer = MetricsWriter(tmp_path / "m.jsonl")
     writer.write({"step": 0})
-    with pytest.raises(UserError, match="could not write a metrics row: File too large"):
+    with file_size_limit(2048), pytest.raises(UserError, match="could not write a metrics row: File too large"):
         writer.write({"text": "x" * 10_000})
     assert writer.cursor == 1
     writer.write({"step": 1})
