@@ -5,8 +5,7 @@ known to the index maps through scalar prefetch, and the grid is as long as the 
 first..length costs neither a fetch nor an empty step, whatever the size of the cache. Results are parts of a softmax (weighted
 sum, peak, total), so that a shared head, a row's own positions and a staging window are attended apart and merged exactly.
 
-Layout and cost: values of head width 64 lie in 128 lanes, in HBM too, and so take twice their size. On chips with two cores to a
-device (v4, v5p) the cores share the kv heads, so an even number of them on a device is better than one.
+On chips with two cores to a device (v4, v5p) the cores share the kv heads: an even number of them on a device beats one.
 
 Axes: B rows, R rows of the cache, H heads, K kv heads, G query heads a kv head (padded to sublanes), d head width, S positions,
 N grid steps.
@@ -53,7 +52,7 @@ def decode_attention_kernel(
 
     keys [R,K,d,S] and values [R,K,S,d] in float32, bfloat16 or int8; int8 needs key_scale and value_scale [R,K,S] float32. Row b
     reads cache row `rows[b]`, or b where rows is None; other rows are not touched. Returns the un-normalised sum of
-    exp(score - peak) * value [B,H,d], the peak score and the sum of exp(score - peak), both [B,H], all float32, for `merge_parts`;
+    exp(score - peak) * value [B,H,d], the peak score and the sum of exp(score - peak), both [B,H], all float32, for merge_parts;
     an empty range gives (0, NEGATIVE, 0). Products run in bfloat16 where q and the cache fit it, else in float32.
 
     block: positions a tile; on TPU a multiple of 128. heads: kv heads a step (None = half of them, or what VMEM holds).
@@ -121,6 +120,11 @@ def _attend(
     heads = heads or _heads_a_step(K, d, block, keys.dtype.itemsize)
     steps, row, source, tile = schedule(first, length, rows, block, pl.cdiv(S, block))
 
+    # XLA stores heads narrower than a lane with S innermost; asking for d innermost would copy and pad the whole cache
+    flipped = d % LANES != 0
+    by_key = lambda g, n, _, source, tile, *__: (source[n], g, 0, tile[n])  # noqa: E731
+    by_value = lambda g, n, _, source, tile, *__: (source[n], g, tile[n], 0)  # noqa: E731
+
     def tiles(shape: tuple[int, ...], index: Any) -> pl.BlockSpec:
         return pl.BlockSpec(shape, index, memory_space=pltpu.VMEM)
 
@@ -128,13 +132,15 @@ def _attend(
     stats = tiles((1, heads, Gp, LANES), lambda g, n, row, *_: (row[n], g, 0, 0))
     in_specs = [
         own,
-        tiles((1, heads, d, block), lambda g, n, _, source, tile, *__: (source[n], g, 0, tile[n])),
-        tiles((1, heads, block, d), lambda g, n, _, source, tile, *__: (source[n], g, tile[n], 0)),
+        tiles((1, heads, d, block), by_key),
+        tiles((1, heads, d, block), by_key) if flipped else tiles((1, heads, block, d), by_value),
     ]
     if scales is not None:  # all heads at once: a block of fewer sublanes than the array has would not be legal
         in_specs += [tiles((1, K, block), lambda g, n, _, source, tile, *__: (source[n], 0, tile[n]))] * 2
     out, stat = pl.pallas_call(
-        functools.partial(_kernel, heads=heads, block=block, ragged=S % block != 0, quantised=scales is not None),
+        functools.partial(
+            _kernel, heads=heads, block=block, ragged=S % block != 0, quantised=scales is not None, flipped=flipped
+        ),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=5, grid=(K // heads, steps), in_specs=in_specs, out_specs=[own, stats]
         ),
@@ -142,7 +148,7 @@ def _attend(
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         interpret=interpret,
         name="decode_attention",
-    )(row, source, tile, first, length, grouped, keys, values, *(scales or ()))
+    )(row, source, tile, first, length, grouped, keys, values.swapaxes(2, 3) if flipped else values, *(scales or ()))
     flat = lambda x: x[:, :, :G].reshape(B, H, *x.shape[3:])  # noqa: E731
     return flat(out), flat(stat[..., 0]), flat(stat[..., 1])
 
@@ -172,8 +178,10 @@ def _heads_a_step(K: int, d: int, block: int, itemsize: int) -> int:
     return max(fitting, default=1)
 
 
-def _kernel(row_N, source_N, tile_N, first_B, length_B, q, keys, values, *refs, heads, block, ragged, quantised):  # type: ignore[no-untyped-def]
-    """One tile: fold its scores into the running sum, peak (lane 0 of stat) and total (lane 1), which stay in VMEM along a row."""
+def _kernel(  # type: ignore[no-untyped-def]
+    row_N, source_N, tile_N, first_B, length_B, q, keys, values, *refs, heads, block, ragged, quantised, flipped
+):
+    """One tile: fold its scores into the running sum, peak (lane 0 of stat) and total (lane 1), kept in VMEM along a row."""
     key_scale, value_scale, out, stat = refs if quantised else (None, None, *refs)
     g, n = pl.program_id(0), pl.program_id(1)
     b = row_N[n]
@@ -205,8 +213,8 @@ def _kernel(row_N, source_N, tile_N, first_B, length_B, q, keys, values, *refs, 
             if quantised:  # the last tile may reach beyond the array, where anything may stand
                 weights = jnp.where(wide, weights * value_scale[0, pl.ds(g * heads + j, 1), :], jnp.float32(0))
             v = _widen(values[0, j], q.dtype)
-            v = jnp.where(tall, v, jnp.zeros((), v.dtype)) if ragged else v
-            out[0, j] = out[0, j] * kept + _product(weights.astype(q.dtype), v)
+            v = jnp.where(wide if flipped else tall, v, jnp.zeros((), v.dtype)) if ragged else v
+            out[0, j] = out[0, j] * kept + _product(weights.astype(q.dtype), v, flipped)
             stat[0, j] = jnp.where(lane == 0, peak, total)
 
 
@@ -215,7 +223,8 @@ def _widen(x: jax.Array, dtype: Any) -> jax.Array:
     return (x.astype(jnp.float32) if x.dtype == jnp.int8 else x).astype(dtype)
 
 
-def _product(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Matrix product accumulated in float32; float32 operands are not rounded on the way."""
+def _product(a: jax.Array, b: jax.Array, flipped: bool = False) -> jax.Array:
+    """a @ b, or a @ b.T, accumulated in float32; float32 operands are not rounded on the way."""
     precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else lax.Precision.DEFAULT
-    return jnp.dot(a, _widen(b, a.dtype), precision=precision, preferred_element_type=jnp.float32)
+    contract = (((1,), (1 if flipped else 0,)), ((), ()))
+    return lax.dot_general(a, _widen(b, a.dtype), contract, precision=precision, preferred_element_type=jnp.float32)
