@@ -1,4 +1,4 @@
-"""Does the loop teach? SmolLM2-135M-Instruct, from the demo's warm-up, should write more valid rubrics after 12 rubric updates.
+"""Does the loop teach? SmolLM2-135M-Instruct, from the demo's warm-up, should write more valid rubrics after 16 rubric updates.
 
     python benchmarks/learning.py --what=rubrics --workdir=runs/learn
     python benchmarks/learning.py --what=rubrics --workdir=runs/learn_format --config.rubric.alpha=0     # what format alone does
@@ -33,10 +33,10 @@ def get_config() -> Experiment:
         name="smollm2_learn",
         answer=Sampling(temperature=1.0, max_new_tokens=40),
         pairs=PairConfig(temporal=1.0, min_gap=1, max_gap=12, per_slot=12),
-        schedule=ScheduleConfig(order="alternate", cycles=6, k=2, prompts=4, group=6),
+        schedule=ScheduleConfig(order="alternate", cycles=8, k=2, prompts=4, group=6),
         advantage=AdvantageConfig(kind="mean", max_resample=1),
         # The KL term keeps the weights after the warm-up in the run folder: the benchmark's starting point.
         loss=LossConfig(kl_weight=0.001),
-        optimizer=OptimizerConfig(lr=3e-5),
+        optimizer=OptimizerConfig(lr=1e-4),
         run=RunConfig(save_every=6, keep=1),
     )
