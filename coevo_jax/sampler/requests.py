@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,7 @@ class Request:
     update: int
     request: int
     sampling: Sampling
+    grammar: Any = None  # sampler.guided.Grammar: the completion is one of its texts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,4 +71,6 @@ def check_request(r: Request, cfg: SamplerConfig, vocab: int) -> Request:
     if r.n < 1:
         raise UserError(f"{r.n} samples are asked for", where=where, expected="at least 1")
     check_sampling(r.sampling, cfg, where)
+    if r.grammar is not None and r.sampling.min_new_tokens:
+        raise UserError("a guided text ends where its grammar does", where=where, expected="min_new_tokens = 0")
     return dataclasses.replace(r, prompt=check_prompt(r.prompt, cfg.max_prompt, vocab, where))

@@ -8,6 +8,7 @@ What a system prompt means, for every role alike (the declared one is what is re
 
 from __future__ import annotations
 
+import copy
 import datetime
 import functools
 import hashlib
@@ -114,6 +115,13 @@ class ChatTokenizer:
         """Names vocabulary, merges, template and stop ids: equal hashes render equal ids."""
         parts = (self._tok.backend_tokenizer.to_str(), self._template, repr(self.stop_ids))
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+    def backend_json(self) -> str:
+        """The tokenizer as a tokenizer.json, added tokens included, padding and truncation off."""
+        backend = copy.copy(self._tok.backend_tokenizer)
+        backend.no_padding()
+        backend.no_truncation()
+        return backend.to_str()
 
     @functools.lru_cache(maxsize=2)  # noqa: B019 - a tokenizer lives as long as the process
     def opens_reasoning(self, thinking: bool) -> bool:
