@@ -1,4 +1,4 @@
-"""What the sampler's benchmarks share: workload, engine, workers in processes of their own, the machine's rate of matrix products.
+"""What the sampler's benchmarks share: workload, engine, workers in processes, the machine's rate of products.
 
 Axes: B slots, D model, H heads, K kv heads, d head width, F inner width, V vocabulary.
 """
@@ -118,7 +118,7 @@ def roofline_share(tokens_per_second: float, parameters: int, rate: float) -> fl
 
 
 def heavy_tail(count: int, seed: int, low: int = 8, high: int = 1024, exponent: float = 1.0) -> np.ndarray:
-    """Lengths [count] int32 of a Pareto law cut to low..high: P(length > x) falls as x^-exponent. Inverse CDF of seeded uniforms."""
+    """Lengths [count] int32 of a Pareto law cut to low..high: P(length > x) falls as x^-exponent. Inverse CDF."""
     u = np.random.default_rng(seed).random(count)
     a, b = (low - 0.5) ** -exponent, (high + 0.5) ** -exponent
     return np.clip(np.rint((a - u * (a - b)) ** (-1 / exponent)), low, high).astype(np.int32)
@@ -196,7 +196,7 @@ class Worker:
 
     def __init__(self, name: str, command: Sequence[str]):
         self.name = name
-        self.log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+        self.log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - closed by stop()
         env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}  # a peer must not see our packages
         self.process = subprocess.Popen(
             list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env=env

@@ -3,12 +3,12 @@
     python benchmarks/sampler.py --peer=all [--rounds=3] [--slots=64] [--json] [--sampler.KEY=VALUE ...]
     python benchmarks/sampler.py --install tunix        # an environment of its own under the user cache; also: --install hf
 
-Workload: 16 prompts x --samples, temperature 1, full support, SmolLM2's own end token, float32. Each side is a process that loads
-and compiles once; then they run one at a time (ours, peer, ours, peer, ...), each run with noise of its own, the others idle. Useful
-tokens: up to and including the end token; the time holds prefill. `ratio`: ours over the peer's of the same round, median [min, max].
-`roofline_share`: useful tokens/s x 2N over the rate at which this machine does the model's matrix products at --slots rows
-(_sampler.ProductChain), taken before each round. With --json the last line is one object; with several peers its `peer` and `ratio`
-are those of the fastest.
+Workload: 16 prompts x --samples, temperature 1, full support, SmolLM2's own end token, float32. Each side is a process that
+loads and compiles once; then they run one at a time (ours, peer, ours, peer, ...), each run with noise of its own, the others
+idle. Useful tokens: up to and including the end token; the time holds prefill. `ratio`: ours over the peer's of the same round,
+median [min, max]. `roofline_share`: useful tokens/s x 2N over the rate at which this machine does the model's matrix products at
+--slots rows (_sampler.ProductChain), taken before each round. With --json the last line is one object; with several peers its
+`peer` and `ratio` are those of the fastest.
 """
 
 from __future__ import annotations
@@ -125,15 +125,15 @@ def measure(workers: dict[str, Worker], rounds: int) -> tuple[dict[str, list[dic
             runs[name].append(found)
             done = number * len(workers) + position + 1
             left = (time.monotonic() - start) / done * (total - done)
-            say(f"  {name:6} {len(found['lengths'])} sequences, {found['tokens']} useful tokens (mean "
-                f"{found['tokens'] / len(found['lengths']):.1f}), {found['seconds']:.1f} s, {found['rate']:.1f} tokens/s{_stats(found)}"
-                f"   [{left:.0f} s left]")  # fmt: skip
+            say(f"  {name:6} {_line(found)}   [{left:.0f} s left]")
     return runs, rates, parameters
 
 
-def _stats(found: dict[str, Any]) -> str:
-    stats = found.get("stats")
-    return f", occupancy {stats['occupancy']:.3f}, prefill {stats['prefill_seconds']:.1f} s" if stats else ""
+def _line(found: dict[str, Any]) -> str:
+    count, stats = len(found["lengths"]), found.get("stats")
+    more = f", occupancy {stats['occupancy']:.3f}, prefill {stats['prefill_seconds']:.1f} s" if stats else ""
+    tokens = f"{found['tokens']} useful tokens (mean {found['tokens'] / count:.1f})"
+    return f"{count} sequences, {tokens}, {found['seconds']:.1f} s, {found['rate']:.1f} tokens/s{more}"
 
 
 def summary(runs: dict[str, list[dict[str, Any]]], rates: list[float], parameters: int) -> dict[str, Any]:
@@ -197,8 +197,9 @@ def benchmark(args: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
             versions[name] = loaded["versions"]
             begin = time.perf_counter()
             workers[name].ask("run", seed=0)  # compiles and warms; not counted
-            say(f"{name}: {loaded['versions']}, loaded in {loaded['seconds']:.0f} s, first run {time.perf_counter() - begin:.0f} s"
-                + (f"\n  {loaded['config']}" if "config" in loaded else ""))  # fmt: skip
+            first = time.perf_counter() - begin
+            say(f"{name}: {loaded['versions']}, loaded in {loaded['seconds']:.0f} s, first run {first:.0f} s")
+            say(f"  {loaded['config']}" if "config" in loaded else "  sampling: temperature 1, full support")
         runs, rates, parameters = measure(workers, args.rounds)
     finally:
         for worker in workers.values():

@@ -1,4 +1,4 @@
-"""Worker around transformers' `generate` (torch, CPU, float32). Runs in the environment of `python benchmarks/sampler.py --install hf`."""
+"""Worker around transformers' `generate` (torch, CPU, float32), in the environment of `benchmarks/sampler.py --install hf`."""
 
 from __future__ import annotations
 

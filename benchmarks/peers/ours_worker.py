@@ -1,4 +1,4 @@
-"""Worker around our engine; also measures the rate of matrix products, with the same library and threads, while the others rest."""
+"""Worker around our engine; also measures the rate of matrix products, with the same library and threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent), str(pathlib.Path(__file__).resolve().parent.parent.parent)]
-from protocol import serve
+from protocol import serve  # noqa: E402
 
 HELD: dict[str, Any] = {}
 

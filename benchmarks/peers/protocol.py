@@ -1,4 +1,4 @@
-"""One JSON line a command on stdin, one JSON line an answer on stdout. Standard library only: peers run in environments of their own.
+"""One JSON line a command on stdin, one JSON line an answer on stdout. Standard library only.
 
     {"command": "load", ...}  ->  {"ok": true, ...}      model loaded
     {"command": "run", ...}   ->  {"ok": true, "lengths": [...], "seconds": ...}

@@ -1,8 +1,8 @@
 """Worker around Tunix's own JAX sampler. Runs in the environment of `python benchmarks/sampler.py --install tunix`.
 
 Prompts come as token ids and go to Tunix through a tokenizer that only carries ids, so that both sides see the same tokens.
-Tunix takes every id equal to the pad id as padding and hides it from attention, so the pad id must not occur in a prompt; SmolLM2's
-own pad is its end token, hence id 0 (end of a document) instead. Tunix cuts a completion before its end token: it is counted here.
+Tunix takes every id equal to the pad id as padding and hides it from attention, so the pad id must not occur in a prompt.
+SmolLM2's own pad is its end token, hence id 0 (end of a document). Tunix cuts a completion before its end token: added here.
 """
 
 from __future__ import annotations
