@@ -73,8 +73,10 @@ class System:
         return out
 
     def check_frozen(self) -> None:
-        """The judge's bytes are what they were (design.md 4.7)."""
-        for name, params in self.frozen.items():
+        """The weights that the judge holds are those of the start (design.md 4.7). RuntimeError when they are not."""
+        instrument = getattr(self.context.judge, "instrument", None)
+        held = self.frozen | ({"judge": instrument.params} if instrument is not None else {})
+        for name, params in held.items():
             found = fingerprint(params)
             if found != self.frozen_fingerprints[name]:
                 raise RuntimeError(f"the frozen {name} changed: fingerprint {found}, at start {self.frozen_fingerprints[name]}")
@@ -160,7 +162,7 @@ class _Engines:
 
 
 def _voice(learner: Learner, tokenizer: ChatTokenizer, engines: _Engines) -> Voice:
-    return Voice(tokenizer, engines.get(learner.spec, tokenizer.stop_ids), lambda: learner.published)
+    return Voice(tokenizer, engines.get(learner.spec, tokenizer.stop_ids), learner.weights)
 
 
 def _make_judge(cfg: Experiment, model: LoadedModel | None, engines: _Engines) -> tuple[Judge | None, dict[str, Any]]:

@@ -96,6 +96,8 @@ def _run(run: Run) -> bool:
             # ------------------------------------------------------------------------------------------- make a batch
             console.mark("batch", step.update)
             batch = stage.make_batch(system.context, step)
+            with system.context.timed("check"):
+                system.check_frozen()  # before anything learns from its verdicts
 
             # ------------------------------------------------------------------------------------------- update
             console.mark("update", step.update)
@@ -123,7 +125,8 @@ def _run(run: Run) -> bool:
         last = position.stage == len(system.stages)
         if last or position.updates - run.saved >= system.cfg.run.save_every:
             _save(run, block=last)
-    system.check_frozen()
+    for learner in system.learners.values():
+        learner.weights()  # those of the last update, from which nothing was drawn
     return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import sys
 from typing import Any
@@ -15,9 +16,12 @@ from train_support import Run, make_batch, prints, run, same_bits, system_of, ti
 
 from coevo_jax.assemble import System
 from coevo_jax.judges import criterion_logits
+from coevo_jax.learner import make_learner
 from coevo_jax.methods.context import KINDS, request_id
 from coevo_jax.methods.evolm import stages
+from coevo_jax.models.load import load_model
 from coevo_jax.records.fingerprint import fingerprint
+from coevo_jax.records.metrics import read_metrics
 from coevo_jax.sampler.keys import row_key, token_uniforms
 
 ONE_CYCLE = "schedule.cycles=1"
@@ -99,10 +103,71 @@ def test_a_changed_judge_is_found_out(tmp_path: pathlib.Path, monkeypatch: pytes
     judge = ("judge.protocol=criterion_logits", "judge.min_yes_no_mass=0", "schedule.k=1", ONE_CYCLE)
 
     def meddle(system: System, row: dict[str, Any], done: int) -> None:
-        system.frozen["judge"] = jax.tree.map(lambda x: x + np.float32(1e-3), system.frozen["judge"])
+        held = system.context.judge.instrument  # type: ignore[union-attr]
+        other = jax.tree.map(lambda x: x + np.float32(1e-3), held.params)
+        system.context.judge = dataclasses.replace(system.context.judge, instrument=dataclasses.replace(held, params=other))  # type: ignore
 
     with pytest.raises(RuntimeError, match="the frozen judge changed"):
         run(tmp_path / "run", *SMALL_JUDGE, *judge, hook=meddle)
+    assert [row["step"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [0]  # nothing learnt from its verdicts
+
+
+# ------------------------------------------------------------------------------------------------------ published weights
+
+
+def copied(tree: Any) -> Any:
+    """Equal values in other arrays, which no donation takes."""
+    return jax.tree.map(jnp.copy, tree)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_generation_begins_with_the_trainers_weights_or_not_at_all(dtype: str) -> None:
+    cfg = tiny(f"policy.dtype={dtype}")
+    model = load_model(cfg.policy)
+    learner = make_learner("policy", cfg, model)
+    with pytest.raises(RuntimeError, match="no weights were published"):
+        learner.weights()
+    learner.publish()
+    good = learner.weights()
+    assert good is learner.published and {str(x.dtype) for x in jax.tree.leaves(good)} == {dtype}
+    learner.published = copied(good)
+    learner.weights()  # other arrays, the same values
+    learner.published = {**good, "final_norm": good["final_norm"].at[3].multiply(1.01)}
+    with pytest.raises(RuntimeError, match="policy: the sampler's weights are not the trainer's"):
+        learner.weights()
+    learner.published = good
+    learner.weights()
+    moved = {**learner.state.params, "embed": learner.state.params["embed"].at[2, 1].add(0.1)}
+    learner.state = learner.state.replace(params=moved)  # the trainer went on, and nothing was published
+    with pytest.raises(RuntimeError, match="not the trainer's"):
+        learner.weights()
+    learner.publish()
+    learner.weights()
+
+
+def test_a_stale_publication_fails_the_run(tmp_path: pathlib.Path) -> None:
+    first: list[Any] = []
+
+    def stale(system: System, row: dict[str, Any], done: int) -> None:
+        learner = system.learners["policy"]
+        if done == 1:
+            first.append(copied(learner.published))
+        else:
+            learner.published = first[0]
+
+    with pytest.raises(RuntimeError, match=r"not the trainer's: it holds .* after 2 updates"):
+        run(tmp_path / "run", ONE_CYCLE, hook=stale)
+    assert [row["step"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [0, 1]
+
+
+def test_a_wrong_last_publication_fails_the_run_too(tmp_path: pathlib.Path) -> None:
+    def wrong(system: System, row: dict[str, Any], done: int) -> None:
+        learner = system.learners["policy"]
+        if done == 4:
+            learner.published = jax.tree.map(lambda x: x * np.float32(1.01), learner.published)
+
+    with pytest.raises(RuntimeError, match=r"not the trainer's: it holds .* after 4 updates"):
+        run(tmp_path / "run", ONE_CYCLE, hook=wrong)
 
 
 # ---------------------------------------------------------------------------------------------------- orders and pair sources

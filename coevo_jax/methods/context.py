@@ -33,7 +33,7 @@ def request_id(kind: str, slot: int, attempt: int = 0, sample: int = 0, retry: i
 
 @dataclasses.dataclass(frozen=True)
 class Voice:
-    """How a role speaks: its tokenizer, the engine that decodes for it, and its published sampler weights."""
+    """How a role speaks: its tokenizer, the engine that decodes for it, and its published weights (checked at each use)."""
 
     tokenizer: ChatTokenizer
     engine: Engine
@@ -84,8 +84,10 @@ class Context:
         if not requests:
             return []
         voice = self.voices[role]
+        with self.timed("check"):
+            weights = voice.weights()
         with self.timed("sample"):
-            return voice.engine.generate(voice.weights(), requests, progress=lambda d, n: self.progress("sampling", d, n))
+            return voice.engine.generate(weights, requests, progress=lambda d, n: self.progress("sampling", d, n))
 
     def generate_both(
         self, rubric: list[Request], policy: list[Request]
