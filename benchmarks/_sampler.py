@@ -124,12 +124,12 @@ def heavy_tail(count: int, seed: int, low: int = 8, high: int = 1024, exponent: 
     return np.clip(np.rint((a - u * (a - b)) ** (-1 / exponent)), low, high).astype(np.int32)
 
 
-def steps_without_refill(lengths: Sequence[int], slots: int) -> int:
+def steps_without_refill(lengths: Sequence[int] | np.ndarray, slots: int) -> int:
     """Decode steps of batches of `slots` in the order given, each until its longest row ends."""
     return sum(max(int(n) for n in lengths[i : i + slots]) for i in range(0, len(lengths), slots))
 
 
-def steps_with_refill(lengths: Sequence[int], slots: int) -> int:
+def steps_with_refill(lengths: Sequence[int] | np.ndarray, slots: int) -> int:
     """Decode steps when a free slot takes the next length of the order given at once."""
     free_at = [0] * slots
     for n in lengths:

@@ -90,7 +90,8 @@ def with_sharing(cfg: SamplerConfig, on: bool) -> SamplerConfig:
     if SWITCH not in {field.name for field in dataclasses.fields(cfg)}:
         raise UserError("this engine can't turn the sharing of heads off", where=f"sampler.{SWITCH}",
                         expected="a SamplerConfig with that switch: without it there is nothing to compare")  # fmt: skip
-    return dataclasses.replace(cfg, **{SWITCH: on})
+    changes: dict[str, Any] = {SWITCH: on}
+    return dataclasses.replace(cfg, **changes)
 
 
 def engines_for(model: str, work: Workload, overrides: list[str]) -> dict[str, tuple[Any, Engine]]:

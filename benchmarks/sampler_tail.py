@@ -92,7 +92,7 @@ def timed(engine: Engine, params: Any, batches: list[list[Request]], what: str) 
 
 def benchmark(args: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
     lengths = heavy_tail(args.sequences, args.seed, high=args.longest)
-    plan = {"refill": steps_with_refill(sorted(lengths, reverse=True), args.slots),
+    plan = {"refill": steps_with_refill(np.sort(lengths)[::-1], args.slots),
             "arrival": steps_with_refill(lengths, args.slots), "batches": steps_without_refill(lengths, args.slots)}  # fmt: skip
     cfg = sampler_config(args.slots, PROMPT, args.longest, overrides)
     model, engine = model_and_engine(args.model, cfg, ())
