@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from coevo_jax.config import Experiment, ModelConfig
+from coevo_jax.config import Experiment, ModelConfig, api_model
 from coevo_jax.config.validate import compat_warnings
 from coevo_jax.data import PromptSet, SlotStream, read_chat, read_prompts
 from coevo_jax.errors import UserError
@@ -29,9 +29,15 @@ from coevo_jax.models.spec import ModelSpec
 from coevo_jax.preference.buffer import ReplayBuffer
 from coevo_jax.progress import RunConsole
 from coevo_jax.records.fingerprint import fingerprint
+from coevo_jax.records.run_folder import Input
+from coevo_jax.remote import Endpoint
+from coevo_jax.rubrics.endpoint import EndpointWriter
 from coevo_jax.sampler import Engine
 from coevo_jax.text.chat import ChatTokenizer
+from coevo_jax.text.prompts import template_identity
 
+# The template of each judge protocol that reads text.
+JUDGE_PROMPTS = {"json_score": "judge_score", "json_criteria": "judge_criteria", "criterion_logits": "criterion_yes_no"}
 METHODS = {"evolm": evolm.stages, "verifiable": verifiable.stages, "sft": lambda cfg: []}
 
 
@@ -47,6 +53,8 @@ class System:
     frozen: dict[str, Any]
     frozen_fingerprints: dict[str, str]
     compat: list[str]
+    endpoints: dict[str, Endpoint] = dataclasses.field(default_factory=dict)  # by role, where one is remote
+    inputs: dict[str, Input] = dataclasses.field(default_factory=dict)  # what is read and the config only names
 
     def learner_of(self, role: str) -> Learner:
         """The weights that a role trains."""
@@ -72,6 +80,16 @@ class System:
             stats.reset()
         return out
 
+    def open_caches(self, folder: pathlib.Path) -> None:
+        """Let the endpoints keep their replies in the run folder."""
+        for endpoint in self.endpoints.values():
+            endpoint.open_cache(folder)
+
+    def close(self) -> None:
+        """End what runs in the background."""
+        for endpoint in self.endpoints.values():
+            endpoint.close()
+
     def check_frozen(self) -> None:
         """The weights that the judge holds are those of the start (design.md 4.7). RuntimeError when they are not."""
         instrument = getattr(self.context.judge, "instrument", None)
@@ -90,7 +108,8 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True) -> Syst
     console.note(f"loading policy {cfg.policy.source!r}")
     policy = _load(cfg.policy, mesh, "policy")
     models = {"policy": policy}
-    if cfg.generator.mode == "two":
+    endpoints = _make_endpoints(cfg, console)
+    if cfg.generator.mode == "two" and "generator" not in endpoints:
         source = dataclasses.replace(cfg.policy, source=cfg.generator.source or cfg.policy.source, sha256="")
         models["rubric"] = _load(source, mesh, "generator")
     judge_model = _load_judge(cfg, policy, mesh)
@@ -102,7 +121,7 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True) -> Syst
     learners = {name: make_learner(name, cfg, model, mesh, trained[name]) for name, model in models.items()}
     voices = {name: _voice(learners[name], tokenizers[name], engines) for name in models}
     voices.setdefault("rubric", voices["policy"])
-    judge, frozen = _make_judge(cfg, judge_model, engines)
+    judge, frozen = _make_judge(cfg, judge_model, engines, endpoints.get("judge"))
 
     streams, warmup_role = _streams(cfg, tokenizers["policy"], console)
     stages = [*supervised.stages(cfg, warmup_role), *loop]
@@ -111,13 +130,15 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True) -> Syst
         cfg.schedule.prompts, pairs.per_slot, pairs.min_gap, pairs.max_gap, on_empty=pairs.on_empty,
         fifo_entries=cfg.compat.buffer_entries,
     )  # fmt: skip
-    context = Context(cfg, voices, judge, streams, buffer, console.progress)
+    writer = EndpointWriter(endpoints["generator"], cfg.rubric) if "generator" in endpoints else None
+    context = Context(cfg, voices, judge, streams, buffer, console.progress, writer=writer)
     _check_lengths(context)
     compat = compat_warnings(cfg)
     for line in compat:
         console.note(f"warning: {line}")
     prints = {name: fingerprint(params) for name, params in frozen.items()}
-    system = System(cfg, stages, learners, context, engines.all, frozen, prints, [w.split(":")[0] for w in compat])
+    system = System(cfg, stages, learners, context, engines.all, frozen, prints, [w.split(":")[0] for w in compat], endpoints)
+    system.inputs = _inputs(context)
     if warm_up:
         _warm_up(system, engines, judge_model, console)
     return system
@@ -125,7 +146,7 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True) -> Syst
 
 def _load_judge(cfg: Experiment, policy: LoadedModel, mesh: Any) -> LoadedModel | None:
     """The judge's weights, its own copy: the policy's buffers are donated at every update."""
-    if cfg.schedule.mode != "evolm" or cfg.judge.protocol == "oracle":
+    if cfg.schedule.mode != "evolm" or cfg.judge.protocol == "oracle" or api_model(cfg.judge.source):
         return None
     wanted = ModelConfig(source=cfg.judge.source, dtype=cfg.judge.dtype, param_dtype=cfg.judge.dtype, sha256=cfg.judge.sha256)
     same = (wanted.source, wanted.param_dtype) == (cfg.policy.source, cfg.policy.param_dtype)
@@ -165,11 +186,26 @@ def _voice(learner: Learner, tokenizer: ChatTokenizer, engines: _Engines) -> Voi
     return Voice(tokenizer, engines.get(learner.spec, tokenizer.stop_ids), learner.weights)
 
 
-def _make_judge(cfg: Experiment, model: LoadedModel | None, engines: _Engines) -> tuple[Judge | None, dict[str, Any]]:
+def _make_endpoints(cfg: Experiment, console: RunConsole) -> dict[str, Endpoint]:
+    """The roles that another machine plays. Nothing is asked yet."""
+    roles = {"judge": (cfg.judge.source, cfg.judge.endpoint), "generator": (cfg.generator.source, cfg.generator.endpoint)}
+    remote = {role: (api_model(source), own) for role, (source, own) in roles.items() if api_model(source)}
+    if cfg.schedule.mode != "evolm":
+        return {}
+    for role, (model, own) in remote.items():
+        console.note(f"{role}: {model!r} at {own.base_url}, {own.concurrency} requests at a time")
+        if own.key_env and own.base_url.startswith("http://"):
+            console.note(f"warning: the key in {own.key_env} travels unencrypted: {role}.endpoint.base_url is no https address")
+    return {role: Endpoint(role, model, own) for role, (model, own) in remote.items()}
+
+
+def _make_judge(
+    cfg: Experiment, model: LoadedModel | None, engines: _Engines, endpoint: Endpoint | None
+) -> tuple[Judge | None, dict[str, Any]]:
     if cfg.schedule.mode != "evolm":
         return None, {}
     if model is None:
-        return make_judge(cfg.judge, None, None, None, cfg.seed), {}
+        return make_judge(cfg.judge, None, None, None, cfg.seed, endpoint), {}
     tokenizer = ChatTokenizer.load(model.folder)
     engine = engines.get(model.spec, tokenizer.stop_ids)
     return make_judge(cfg.judge, engine, model.params, tokenizer, cfg.seed), {"judge": model.params}
@@ -197,10 +233,31 @@ def _streams(cfg: Experiment, tokenizer: ChatTokenizer, console: RunConsole) -> 
     return streams, role
 
 
+def _inputs(context: Context) -> dict[str, Input]:
+    """What the config only names and the run reads: prompt templates, data and tokenizers, by key."""
+    cfg = context.cfg
+    names = {}
+    if cfg.schedule.mode == "evolm" or cfg.warmup.updates:
+        names = {"rubric.prompt": cfg.rubric.prompt, "compat.train_rubric_prompt": cfg.compat.train_rubric_prompt}
+    if cfg.schedule.mode == "evolm":
+        names["judge.protocol"] = JUDGE_PROMPTS.get(cfg.judge.protocol, "")
+        names["pairs.inference_prompt"] = cfg.pairs.inference_prompt if cfg.pairs.inferred > 0 else ""
+        names["pairs.conditioned_prompt"] = cfg.pairs.conditioned_prompt if cfg.pairs.conditioned > 0 else ""
+    found = {key: Input(*template_identity(name)) for key, name in names.items() if name}
+    for key, stream in (("data.prompts", "policy"), ("warmup.data", "warmup")):
+        if stream in context.streams:
+            prompts = context.streams[stream].prompts
+            found[key] = Input(prompts.hash, f"{key}={prompts.source}")
+    tokenizers = {f"tokenizer of {role}": voice.tokenizer for role, voice in context.voices.items()}
+    if (instrument := getattr(context.judge, "instrument", None)) is not None:
+        tokenizers["tokenizer of judge"] = instrument.tokenizer
+    return found | {key: Input(tokenizer.hash, tokenizer.where) for key, tokenizer in tokenizers.items()}
+
+
 def _check_lengths(context: Context) -> None:
     """The longest question allowed must fit its rubric prompt too: into the sampler and, with a rubric, into a packed row."""
     cfg = context.cfg
-    if cfg.schedule.mode != "evolm":
+    if cfg.schedule.mode != "evolm" or context.writer is not None:
         return
     # What the rubric prompt adds to a question; the answer prompt's own frame is within data.max_prompt_tokens.
     added = len(context.rubric_prompt("", training=True)) - len(context.answer_prompt(""))

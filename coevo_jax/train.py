@@ -61,10 +61,16 @@ def train(cfg: Experiment, workdir: str, console: RunConsole | None = None) -> b
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(_stop_on_signals(console))
         system = assemble(cfg, console)  # what is wrong with the config shows here, before anything is written
-        folder = stack.enter_context(open_run(workdir, to_dict(cfg)))
+        folder = stack.enter_context(
+            open_run(workdir, to_dict(cfg), inputs=system.inputs, allow_changed_inputs=cfg.run.allow_changed_inputs)
+        )
+        for line in folder.changed:
+            console.note(f"warning: an input changed since the run began, as allowed: {line}")
         checkpoints = Checkpoints(folder.checkpoints, keep=cfg.run.keep)
         stack.callback(checkpoints.close)
         metrics = MetricsWriter(folder.metrics)
+        stack.callback(system.close)
+        system.open_caches(folder.path)
         position = _restore(system, checkpoints, metrics, console)
         drop_rollouts_after(folder.rollouts, position.updates - 1)
         scalars = Scalars(folder.path / "tensorboard", cfg.run.tensorboard, position.updates)
@@ -153,6 +159,8 @@ def _row(system: System, stage: Stage, step: Step, batch: Batch, learned: dict[s
     if parts.get("sample"):
         row["sampler/tokens_per_second"] = stats["tokens/sampled"] / parts["sample"]
     row |= {f"time/{name}": value for name, value in parts.items()} | {"time/total": seconds}
+    for endpoint in system.endpoints.values():
+        row |= endpoint.take_stats()
     if system.compat:
         row["compat"] = ",".join(system.compat)
     return row

@@ -5,7 +5,16 @@ from __future__ import annotations
 import dataclasses
 
 from coevo_jax.config.learn import AdvantageConfig, LossConfig, OptimizerConfig, UpdateConfig
-from coevo_jax.config.model import GeneratorConfig, JudgeConfig, MeshConfig, ModelConfig, SamplerConfig, Sampling
+from coevo_jax.config.model import (
+    EndpointConfig,
+    GeneratorConfig,
+    JudgeConfig,
+    MeshConfig,
+    ModelConfig,
+    SamplerConfig,
+    Sampling,
+    api_model,
+)
 from coevo_jax.config.system import (
     CompatConfig,
     DataConfig,
@@ -48,6 +57,7 @@ __all__ = [
     "AdvantageConfig",
     "CompatConfig",
     "DataConfig",
+    "EndpointConfig",
     "Experiment",
     "GeneratorConfig",
     "JudgeConfig",
@@ -63,4 +73,5 @@ __all__ = [
     "ScheduleConfig",
     "UpdateConfig",
     "WarmupConfig",
+    "api_model",
 ]

@@ -32,31 +32,61 @@ class ModelConfig:
     sha256: str = ""  # of the weight file; '' = not checked
 
 
+API = "api:"
+
+
+def api_model(source: str) -> str:
+    """MODEL of a source 'api:MODEL', which an endpoint serves; '' for a source with weights."""
+    return source.removeprefix(API) if source.startswith(API) else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class EndpointConfig:
+    """An OpenAI-compatible endpoint (POST base_url/chat/completions), for a role whose source is 'api:MODEL'. docs/remote.md."""
+
+    base_url: str = ""  # such as https://api.openai.com/v1 or http://localhost:8000/v1
+    key_env: str = ""  # NAME of the environment variable that holds the key, never the key; '' = none is sent
+    concurrency: int = 8  # requests under way at a time
+    timeout_s: float = 60.0  # of one request, from the connection to the last byte
+    retries: int = 5  # further tries after a timeout, a broken connection, HTTP 408, 409, 425, 429, 5xx or a malformed body
+    backoff_s: float = 1.0  # wait before the first retry; doubles with each, with jitter
+    max_wait_s: float = 60.0  # longest wait, one that the endpoint asks for (Retry-After) included
+    price_in: float = 0.0  # per million prompt tokens, in any currency
+    price_out: float = 0.0  # per million completion tokens
+    cache: str = "run"  # 'run': a file in the run folder; 'off'; else the path of a file that runs share
+    length_field: str = "max_tokens"  # max_tokens | max_completion_tokens
+    top_logprobs: int = 20  # criterion_logits: how many of the next tokens the endpoint lists
+    extra_body: str = ""  # a JSON object that joins every request, such as {"chat_template_kwargs": {"enable_thinking": false}}
+
+
 @dataclasses.dataclass(frozen=True)
 class GeneratorConfig:
     """The rubric generator. mode 'single': the policy's weights and optimizer state, switched by the prompt; 'two': its own."""
 
     mode: str = "single"  # single | two
-    source: str = ""  # two-model mode: like ModelConfig.source; '' = the policy's
+    source: str = ""  # two-model mode: like ModelConfig.source, '' = the policy's; or 'api:MODEL', which never trains
     thinking: bool = False
     frozen: bool = False  # sequential schedules and fixed generators
+    endpoint: EndpointConfig = EndpointConfig()  # source = 'api:MODEL'
 
 
 @dataclasses.dataclass(frozen=True)
 class JudgeConfig:
     """The frozen judge."""
 
-    source: str = "smollm2"  # like ModelConfig.source, or 'oracle' (rules of the small world)
+    source: str = "smollm2"  # like ModelConfig.source, 'api:MODEL' (an endpoint), or 'oracle' (rules of the small world)
     protocol: str = "criterion_logits"  # json_score | json_criteria | criterion_logits | oracle
     dtype: str = "float32"
     thinking: bool = False
     sampling: Sampling = Sampling(temperature=0.6, max_new_tokens=256)
+    guided: bool = False  # json_score, json_criteria: verdicts are drawn under a grammar (extra 'guided')
     retries: int = 2  # further tries of a failed verdict, each with its own noise
     min_yes_no_mass: float = 0.05  # criterion_logits: less probability on yes and no than this is a failure
     alarm_failure_share: float = 0.2  # warn when more verdicts of an update fail
     oracle_noise: float = 0.0  # oracle: share of the criterion checks that a coin decides, 0 = a perfect judge
     oracle_failure_rate: float = 0.0  # oracle: share of the verdicts that fail
     sha256: str = ""
+    endpoint: EndpointConfig = EndpointConfig()  # source = 'api:MODEL'
 
 
 @dataclasses.dataclass(frozen=True)

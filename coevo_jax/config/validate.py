@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+import urllib.parse
 from collections.abc import Iterator
 from typing import Any
 
-from coevo_jax.config import Experiment, Sampling
+from coevo_jax.config import EndpointConfig, Experiment, Sampling, api_model
+from coevo_jax.config.model import API
 from coevo_jax.config.override import conform, get_at, key_types
 from coevo_jax.errors import UserError, nearest
 
 DTYPES = ("float32", "bfloat16")
+ENDPOINTS = ("judge", "generator")
 ORDERS = ("alternate", "generator_first", "policy_only", "generator_only")
 CHOICES: dict[str, tuple[str, ...]] = {
     "policy.dtype": DTYPES,
@@ -34,6 +39,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "update.remat": ("none", "dots", "full"),
     "update.attention": ("xla", "splash"),
     "sampler.kv_dtype": DTYPES,
+    **{f"{role}.endpoint.length_field": ("max_tokens", "max_completion_tokens") for role in ENDPOINTS},
 }
 
 # Smallest and largest value of a key, both allowed.
@@ -68,6 +74,12 @@ RANGES: dict[str, tuple[float, float]] = {
         (0, 1),
     ),
     "schedule.group": (2, math.inf),
+    **{f"{role}.endpoint.concurrency": (1, 1024) for role in ENDPOINTS},
+    **{f"{role}.endpoint.retries": (0, 100) for role in ENDPOINTS},
+    **{f"{role}.endpoint.top_logprobs": (2, 20) for role in ENDPOINTS},
+    **{f"{role}.endpoint.{n}": (0, 86400) for role in ENDPOINTS for n in ("backoff_s", "max_wait_s")},
+    **{f"{role}.endpoint.timeout_s": (0.001, 86400) for role in ENDPOINTS},
+    **{f"{role}.endpoint.{n}": (0, math.inf) for role in ENDPOINTS for n in ("price_in", "price_out")},
 }
 PROCEDURAL = "reasoning_gym"  # tasks with a verifier of their own
 SAMPLINGS = ("answer", "rubric_sampling", "question_sampling", "judge.sampling")
@@ -83,7 +95,7 @@ def validate(cfg: Experiment) -> None:
         _check_range(key, get_at(cfg, key), low, high)
     for key in SAMPLINGS:
         _check_sampling(key, get_at(cfg, key))
-    for check in (_check_names, _check_roles, _check_rubric, _check_learn, _check_lengths, _check_pairs):
+    for check in (_check_names, _check_roles, _check_rubric, _check_learn, _check_lengths, _check_pairs, _check_remote):
         check(cfg)
 
 
@@ -189,16 +201,17 @@ def _check_learn(cfg: Experiment) -> None:
 
 
 def used_samplings(cfg: Experiment) -> Iterator[tuple[str, Sampling, bool]]:
-    """(key, sampling, is its text trained) for each kind of text that the run draws."""
+    """(key, sampling, is its text trained) for each kind of text that the run's own engines draw."""
     mode, order = cfg.schedule.mode, cfg.schedule.order
     if mode == "sft":
         return
     yield "answer", cfg.answer, mode == "verifiable" or order != "generator_only"
     if mode == "evolm":
-        yield "rubric_sampling", cfg.rubric_sampling, order != "policy_only"
+        if not api_model(cfg.generator.source):
+            yield "rubric_sampling", cfg.rubric_sampling, order != "policy_only"
         if cfg.pairs.inferred > 0 and trains_generator(cfg):
             yield "question_sampling", cfg.question_sampling, False
-        if cfg.judge.protocol in ("json_score", "json_criteria"):
+        if cfg.judge.protocol in ("json_score", "json_criteria") and not api_model(cfg.judge.source):
             yield "judge.sampling", cfg.judge.sampling, False
 
 
@@ -267,6 +280,76 @@ def _check_pairs(cfg: Experiment) -> None:
         "pairs.min_gap, schedule.cycles, schedule.k",
         f"pairs.min_gap of at most {updates}",
     )
+
+
+def _check_remote(cfg: Experiment) -> None:
+    """Roles behind an endpoint. They never train, so the policy can't be one."""
+    _require(
+        not cfg.policy.source.startswith(API),
+        f"policy.source={cfg.policy.source!r} is an endpoint, and the policy trains",
+        "policy.source",
+        "a source with weights; judge.source and generator.source may be 'api:MODEL'",
+    )
+    _require(
+        not (api_model(cfg.generator.source) and trains_generator(cfg)),
+        f"generator.source={cfg.generator.source!r} is an endpoint, which can't train, but schedule.order={cfg.schedule.order} "
+        "trains the generator",
+        "generator.source, schedule.order",
+        "schedule.order=policy_only (or generator.frozen=true)",
+    )
+    _check_endpoint("judge", cfg.judge.source, cfg.judge.thinking, cfg.judge.endpoint)
+    _check_endpoint("generator", cfg.generator.source, cfg.generator.thinking, cfg.generator.endpoint)
+
+
+def _check_endpoint(role: str, source: str, thinking: bool, cfg: EndpointConfig) -> None:
+    key = f"{role}.endpoint"
+    if not source.startswith(API):
+        expected = f"{role}.source=api:MODEL, or an empty {key}.base_url"
+        what = f"{key}.base_url={cfg.base_url!r} would be ignored: {role}.source={source!r} is no endpoint"
+        _require(not cfg.base_url, what, f"{role}.source, {key}.base_url", expected)
+        return
+    _require(api_model(source).strip() != "", f"{role}.source={source!r} names no model", f"{role}.source", "api:MODEL")
+    _require(_is_base_url(cfg.base_url), f"{key}.base_url is not the address of an endpoint", f"{key}.base_url",
+             "http:// or https://, a host and a path such as /v1, without user, password, query or fragment")  # fmt: skip
+    # Whoever pastes the key itself must not find it in a log: the value is not shown.
+    named = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", cfg.key_env) is not None
+    _require(named or not cfg.key_env, f"{key}.key_env is no name of an environment variable", f"{key}.key_env",
+             "a name such as OPENAI_API_KEY, never the key itself; '' sends none")  # fmt: skip
+    _require(cfg.cache != "", f"{key}.cache is empty", f"{key}.cache", "'run', 'off' or the path of a file")
+    what = f"{role}.thinking=true has no effect: {role}.source={source!r} renders its own template"
+    expected = f"{role}.thinking=false, and what the endpoint takes in {key}.extra_body"
+    _require(not thinking, what, f"{role}.thinking, {key}.extra_body", expected)
+    _check_extra_body(f"{key}.extra_body", cfg.extra_body)
+
+
+def _is_base_url(text: str) -> bool:
+    try:
+        parts = urllib.parse.urlsplit(text)
+        port_ok = parts.port is None or parts.port > 0
+    except ValueError:
+        return False
+    plain = text.isascii() and text.isprintable() and " " not in text
+    bare = "@" not in parts.netloc and "?" not in text and "#" not in text
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and port_ok and plain and bare
+
+
+# What the project sets itself in a request, and what would change the shape of the reply.
+OWN_FIELDS = (
+    *("model", "messages", "n", "stream", "temperature", "top_p", "top_k", "min_tokens", "max_tokens", "max_completion_tokens"),
+    *("logprobs", "top_logprobs"),
+)
+
+
+def _check_extra_body(key: str, text: str) -> None:
+    if not text:
+        return
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    _require(isinstance(found, dict), f"{key} is not JSON", key, "a JSON object, or nothing")
+    taken = [name for name in found if name in OWN_FIELDS]
+    _require(not taken, f"{key} sets {', '.join(taken)}", key, "other fields: these come from the sampling and the source")
 
 
 COMPAT_REASONS: dict[str, str] = {

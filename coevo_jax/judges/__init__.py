@@ -13,6 +13,7 @@ from coevo_jax.judges.base import MAX_ATTEMPTS, Instrument, Judge, JudgeItem, fa
 from coevo_jax.text.chat import ChatTokenizer
 
 if TYPE_CHECKING:
+    from coevo_jax.remote import Endpoint
     from coevo_jax.sampler import Engine
 
 
@@ -31,8 +32,12 @@ JUDGES: dict[str, Callable[[Instrument], Judge]] = {
 MODEL_FREE = {"oracle": _oracle}
 
 
-def make_judge(cfg: JudgeConfig, engine: Engine | None, params: Any, tokenizer: ChatTokenizer | None, seed: int) -> Judge:
-    """The judge of a config. engine, params and tokenizer are None for protocols without a model."""
+def make_judge(
+    cfg: JudgeConfig, engine: Engine | None, params: Any, tokenizer: ChatTokenizer | None, seed: int,
+    endpoint: Endpoint | None = None,
+) -> Judge:  # fmt: skip
+    """The judge of a config. engine, params and tokenizer are None for protocols without a model and with `endpoint`, which
+    stands for cfg.source = 'api:MODEL'."""
     if cfg.protocol in MODEL_FREE:
         return MODEL_FREE[cfg.protocol](cfg, seed)
     names = [*JUDGES, *MODEL_FREE]
@@ -45,6 +50,10 @@ def make_judge(cfg: JudgeConfig, engine: Engine | None, params: Any, tokenizer: 
         )
     if not 0 <= cfg.retries < MAX_ATTEMPTS:
         raise UserError(f"judge.retries is {cfg.retries}", where="judge.retries", expected=f"0 to {MAX_ATTEMPTS - 1}")
+    if endpoint is not None:
+        from coevo_jax.judges.endpoint import make  # sockets and TLS only where they are asked for
+
+        return make(cfg, endpoint)
     if engine is None or tokenizer is None:
         raise ValueError(f"protocol {cfg.protocol!r} needs a model")
     return JUDGES[cfg.protocol](Instrument(cfg, engine, params, tokenizer))

@@ -14,6 +14,7 @@ from coevo_jax.config import Experiment, Sampling
 from coevo_jax.data import SlotStream
 from coevo_jax.judges import Judge
 from coevo_jax.preference.buffer import ReplayBuffer
+from coevo_jax.rubrics.endpoint import EndpointWriter
 from coevo_jax.sampler import Completion, Engine, Request
 from coevo_jax.text.chat import ChatTokenizer
 from coevo_jax.text.parse import strip_reasoning
@@ -51,6 +52,7 @@ class Context:
     buffer: ReplayBuffer
     progress: Callable[[str, int, int], None]
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    writer: EndpointWriter | None = None  # writes the rubrics in place of the rubric voice
 
     @property
     def one_voice(self) -> bool:

@@ -9,6 +9,7 @@ What failures mean is design.md 4.1: a failed verdict removes its sample; an inv
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -47,13 +48,15 @@ def stages(cfg: Experiment) -> list[Stage]:
 
 def policy_batch(ctx: Context, step: Step) -> Batch:
     """Answers of the policy, scored by the judge under one rubric a question."""
-    counts = {"rubric/written": 0, "rubric/valid": 0, "rubric/retried": 0, "rubric/prompts_dropped": 0}
+    counts = dict.fromkeys(("rubric/written", "rubric/valid", "rubric/retried", "rubric/prompts_dropped"), 0)
+    counts["rubric/endpoint_failed"] = 0
     verdicts: list[Verdict] = []
     rubrics: list[Rubric] = []
 
     def make(slots: list[int], attempt: int) -> list[Group]:
         records = {slot: ctx.streams["policy"].next(slot) for slot in slots}
         answers, parsed = _answers_and_rubrics(ctx, step, records, attempt)
+        counts["rubric/endpoint_failed"] += len(slots) - len(parsed)
         found = _retry_invalid(ctx, step, records, attempt, parsed, counts)
         rubrics.extend(found.values())
         groups = [_answer_group(ctx, slot, attempt, records[slot], answers[slot], found[slot]) for slot in slots if slot in found]
@@ -73,13 +76,15 @@ def policy_batch(ctx: Context, step: Step) -> Batch:
         **_verdict_metrics(verdicts, ctx.cfg.judge.alarm_failure_share),
         "judge/tie_share": _tie_share(groups),
     }
+    if ctx.writer is not None:
+        metrics["rubric/endpoint_failed"] = float(counts["rubric/endpoint_failed"])
     return to_batch(ctx, step, groups, advantages, metrics)
 
 
 def _answers_and_rubrics(
     ctx: Context, step: Step, records: dict[int, dict[str, Any]], attempt: int
-) -> tuple[dict[int, list[Completion]], dict[int, tuple[Completion, Parsed]]]:
-    """G answers and one rubric for each slot's question."""
+) -> tuple[dict[int, list[Completion]], dict[int, Parsed[Rubric]]]:
+    """G answers and one rubric, valid or not, for each slot's question; no rubric where an endpoint failed to give one."""
     cfg, slots = ctx.cfg, list(records)
     sampling = cfg.rubric_sampling
     if cfg.compat.policy_rubric_temperature:
@@ -89,22 +94,46 @@ def _answers_and_rubrics(
                     slot=s, attempt=attempt)
         for s in slots
     ]  # fmt: skip
+    if ctx.writer is not None:  # the endpoint writes while we sample
+        collect = ctx.writer.start([records[s]["prompt"] for s in slots], sampling)
+        answers = ctx.generate("policy", ask)
+        return dict(zip(slots, answers)), _written(ctx, slots, collect)
     write = [
         ctx.request(ctx.rubric_prompt(records[s]["prompt"]), 1, "policy_rubric", "rubric", step.update, sampling,
                     slot=s, attempt=attempt)
         for s in slots
     ]  # fmt: skip
     rubrics, answers = ctx.generate_both(write, ask)
-    parsed = {s: (r[0], _parse(ctx, r[0])) for s, r in zip(slots, rubrics)}
-    return dict(zip(slots, answers)), parsed
+    return dict(zip(slots, answers)), {s: _parse(ctx, r[0]) for s, r in zip(slots, rubrics)}
+
+
+def _written(ctx: Context, slots: list[int], collect: Callable[[], list[Parsed[Rubric] | None]]) -> dict[int, Parsed[Rubric]]:
+    """What an endpoint wrote, by slot; what it failed to give is missing (design.md 4.1: no outcome of the generator)."""
+    with ctx.timed("write"):
+        return {slot: parsed for slot, parsed in zip(slots, collect()) if parsed is not None}
+
+
+def _rewrite(
+    ctx: Context, step: Step, records: dict[int, dict[str, Any]], attempt: int, retry: int, slots: list[int], temperature: float
+) -> dict[int, Parsed[Rubric]]:
+    """Another rubric for each slot, at another temperature."""
+    sampling = dataclasses.replace(ctx.cfg.rubric_sampling, temperature=temperature)
+    if ctx.writer is not None:
+        return _written(ctx, slots, ctx.writer.start([records[s]["prompt"] for s in slots], sampling, retry))
+    out = ctx.generate("rubric", [
+        ctx.request(ctx.rubric_prompt(records[s]["prompt"]), 1, "policy_rubric", "rubric", step.update, sampling,
+                    slot=s, attempt=attempt, retry=retry)
+        for s in slots
+    ])  # fmt: skip
+    return {slot: _parse(ctx, completion) for slot, (completion,) in zip(slots, out)}
 
 
 def _retry_invalid(
-    ctx: Context, step: Step, records: dict[int, dict[str, Any]], attempt: int, first: dict[int, tuple[Completion, Parsed]],
+    ctx: Context, step: Step, records: dict[int, dict[str, Any]], attempt: int, first: dict[int, Parsed[Rubric]],
     counts: dict[str, int],
 ) -> dict[int, Rubric]:  # fmt: skip
     """Valid rubrics by slot. An invalid one is sampled again, colder each time; a slot that never gets one is dropped."""
-    found = {slot: parsed.value for slot, (_, parsed) in first.items() if parsed.value is not None}
+    found = {slot: parsed.value for slot, parsed in first.items() if parsed.value is not None}
     counts["rubric/written"] += len(first)
     counts["rubric/valid"] += len(found)
     for retry, temperature in enumerate(ctx.cfg.rubric.retry_temperatures, start=1):
@@ -112,17 +141,9 @@ def _retry_invalid(
         if not missing:
             break
         counts["rubric/retried"] += len(missing)
-        sampling = dataclasses.replace(ctx.cfg.rubric_sampling, temperature=temperature)
-        out = ctx.generate("rubric", [
-            ctx.request(ctx.rubric_prompt(records[s]["prompt"]), 1, "policy_rubric", "rubric", step.update, sampling,
-                        slot=s, attempt=attempt, retry=retry)
-            for s in missing
-        ])  # fmt: skip
-        for slot, (completion,) in zip(missing, out):
-            parsed = _parse(ctx, completion)
-            if parsed.value is not None:
-                found[slot] = parsed.value
-    counts["rubric/prompts_dropped"] += len(first) - len(found)
+        again = _rewrite(ctx, step, records, attempt, retry, missing, temperature)
+        found |= {slot: parsed.value for slot, parsed in again.items() if parsed.value is not None}
+    counts["rubric/prompts_dropped"] += len(records) - len(found)
     return {slot: found[slot] for slot in first if slot in found}
 
 

@@ -137,7 +137,7 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def comparable(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that two equal runs share: everything but times, rates and memory."""
+    """The fields that two equal runs share: everything but times, rates, memory and what an endpoint was asked or had cached."""
     kept = {name: value for name, value in row.items() if not _is_clock(name)}
     if "nonfinite" in kept:
         kept["nonfinite"] = [name for name in kept["nonfinite"] if not _is_clock(name)]
@@ -147,7 +147,7 @@ def comparable(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_clock(name: str) -> bool:
-    if name.startswith(("time/", "rate/", "memory/")):
+    if name.startswith(("time/", "rate/", "memory/", "api/")):
         return True
     return any(part.startswith("seconds") or part.endswith(("_seconds", "_per_second")) for part in name.split("/"))
 

@@ -1,4 +1,7 @@
-"""A run folder: config.json, metrics.jsonl, rollouts/, checkpoints/. One process group owns it at a time."""
+"""A run folder: config.json, inputs.json, metrics.jsonl, rollouts/, checkpoints/. One process group owns it at a time.
+
+inputs.json has a hash of each file whose content a run depends on and whose name alone the config holds.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,45 @@ from typing import IO, Any
 from coevo_jax.errors import UserError
 from coevo_jax.records.files import disk_errors, dumps, plain, write_atomic
 
-CONFIG, LOCK = "config.json", ".lock"
-# Keys that change how a run is recorded but not what it computes.
-FREE_KEYS = ("run",)
+CONFIG, INPUTS, LOCK = "config.json", "inputs.json", ".lock"
+# Keys that change how a run is recorded, or how an endpoint is reached, but not what is computed.
+_REACH = (
+    "base_url",
+    "key_env",
+    "concurrency",
+    "timeout_s",
+    "retries",
+    "backoff_s",
+    "max_wait_s",
+    "price_in",
+    "price_out",
+    "cache",
+)
+FREE_KEYS = ("run", *(f"{role}.endpoint.{name}" for role in ("judge", "generator") for name in _REACH))
+# Inputs into which a saved cursor points: another content can't be allowed.
+FIXED_INPUTS = ("data.prompts", "warmup.data")
+ALLOW_INPUTS = "run.allow_changed_inputs"
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """Something that a config names and a run reads. hash: of what was read; where: its file, or its source as configured."""
+
+    hash: str
+    where: str
 
 
 @dataclasses.dataclass
 class RunFolder:
-    """An open run folder. `resumed`: it held this config already. close() releases the lock."""
+    """An open run folder. `resumed`: it held this config already; `changed`: inputs that differ and were allowed to.
+
+    close() releases the lock.
+    """
 
     path: pathlib.Path
     resumed: bool
     lock: IO[str] | None = None
+    changed: tuple[str, ...] = ()
 
     @property
     def metrics(self) -> pathlib.Path:
@@ -59,12 +89,15 @@ def open_run(
     ignore: Iterable[str] = FREE_KEYS,
     resume: bool = True,
     primary: bool = True,
+    inputs: Mapping[str, Input] | None = None,
+    allow_changed_inputs: bool = False,
 ) -> RunFolder:
     """Create the run folder, or open it to continue. Nothing is written when it raises for what it finds there.
 
     config: nested dict of the resolved experiment. ignore: dotted keys (a key covers those under it) that may differ.
-    primary: only process 0 locks and writes; the others just get the paths.
-    UserError: another config, another process, not a run folder, resume not allowed, unwritable, disk full.
+    primary: only process 0 locks and writes; the others just get the paths. inputs: by the key that names them; one that changed
+    since the run began is refused, unless allow_changed_inputs (those of FIXED_INPUTS always).
+    UserError: another config, another input, another process, not a run folder, resume not allowed, unwritable, disk full.
     """
     path = pathlib.Path(workdir).expanduser().absolute()
     wanted: dict[str, Any] = plain(dict(config))
@@ -78,15 +111,18 @@ def open_run(
         stored = read_config(path) if (path / CONFIG).exists() else None
         if stored is not None:
             _check_may_resume(path, stored, wanted, tuple(ignore), resume)
+        known = _read_inputs(path) if stored is not None else {}
+        changed = _changed_inputs(path, known, inputs or {}, allow_changed_inputs)
         with disk_errors(path, "create the run folder"):
             for name in ("rollouts", "checkpoints"):
                 (path / name).mkdir(exist_ok=True)
+            _write_inputs(path, known, inputs or {}, changed)  # before the config, so that a folder with one has both
         if stored != wanted:
             write_atomic(path / CONFIG, json.dumps(wanted, indent=2, ensure_ascii=False) + "\n")
     except BaseException:
         lock.close()
         raise
-    return RunFolder(path, resumed=stored is not None, lock=lock)
+    return RunFolder(path, stored is not None, lock, tuple(changed))
 
 
 def check_run(workdir: str | os.PathLike[str], config: Mapping[str, Any], *, ignore: Iterable[str] = FREE_KEYS) -> None:
@@ -103,14 +139,57 @@ def check_run(workdir: str | os.PathLike[str], config: Mapping[str, Any], *, ign
 
 def read_config(path: pathlib.Path) -> dict[str, Any]:
     """The config that a run folder holds. UserError when it is unreadable."""
-    file = path / CONFIG
+    return _read_object(path / CONFIG, "config")
+
+
+def _read_object(file: pathlib.Path, what: str) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"the run folder's config cannot be read: {error}", where=str(file), expected="JSON") from error
+        raise UserError(f"the run folder's {what} cannot be read: {error}", where=str(file), expected="JSON") from error
     if not isinstance(found, dict):
-        raise UserError("the run folder's config is not a JSON object", where=str(file), expected="an object of config groups")
+        raise UserError(f"the run folder's {what} is not a JSON object", where=str(file), expected="an object")
     return found
+
+
+def _read_inputs(path: pathlib.Path) -> dict[str, Any]:
+    """{'hashes': ..., 'where': ..., 'changes': [...]}, empty for a run that was begun before they were recorded."""
+    if not (path / INPUTS).exists():
+        return {}
+    found = _read_object(path / INPUTS, "list of inputs")
+    if not isinstance(found.get("hashes"), dict):
+        raise UserError("the run folder's list of inputs has no hashes", where=str(path / INPUTS), expected="an object 'hashes'")
+    return found
+
+
+def _changed_inputs(path: pathlib.Path, known: dict[str, Any], inputs: Mapping[str, Input], allow: bool) -> list[str]:
+    """Lines 'key: hash -> hash (file)' of the inputs that changed, all of them allowed. An input that is new is none."""
+    hashes = {key: item.hash for key, item in inputs.items()}
+    before = {key: value for key, value in known.get("hashes", {}).items() if key in hashes}
+    lines = config_differences(before, {key: hashes[key] for key in before}, ignore=())
+    changed = [key for key in sorted(before) if before[key] != hashes[key]]
+    lines = [f"{line} ({inputs[key].where})" for key, line in zip(changed, lines, strict=True)]
+    refused = [key for key in changed if key in FIXED_INPUTS or not allow]
+    if refused:
+        fixed = any(key in FIXED_INPUTS for key in refused)
+        raise UserError(
+            f"{', '.join(refused)}: the content is not what this run began with: {'; '.join(lines)}",
+            where=", ".join(dict.fromkeys(inputs[key].where for key in refused)),
+            expected=f"the content listed in {path / INPUTS}, "
+            + ("" if fixed else f"--config.{ALLOW_INPUTS}=true to go on with the new one, ")
+            + "or another --workdir",
+        )
+    return lines
+
+
+def _write_inputs(path: pathlib.Path, known: dict[str, Any], inputs: Mapping[str, Input], changed: list[str]) -> None:
+    wanted = {
+        "hashes": known.get("hashes", {}) | {key: item.hash for key, item in inputs.items()},
+        "where": known.get("where", {}) | {key: item.where for key, item in inputs.items()},
+        "changes": [*known.get("changes", []), *changed],
+    }
+    if inputs and wanted != known:
+        write_atomic(path / INPUTS, json.dumps(wanted, indent=2, ensure_ascii=False) + "\n")
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -147,7 +226,7 @@ def _check_is_run_folder(path: pathlib.Path) -> None:
             raise UserError("the run folder's path is a file", where=str(path), expected="a new or empty folder, or a run folder")
         # A kill while the folder was made leaves the lock and a temporary file, which hold nothing.
         names = sorted(item.name for item in path.iterdir() if item.name != LOCK and not item.name.endswith(".tmp"))
-        if names and CONFIG not in names and set(names) - {"rollouts", "checkpoints"}:
+        if names and CONFIG not in names and set(names) - {"rollouts", "checkpoints", INPUTS}:
             raise UserError(
                 f"the folder is not empty and is not a run folder (it holds {', '.join(names[:3])})",
                 where=str(path),
@@ -165,12 +244,18 @@ def _check_may_resume(
             + "; ".join(differences[:20])
             + (" ..." if len(differences) > 20 else ""),
             where=str(path / CONFIG),
-            expected=f"the same config (free to change: {', '.join(f'{name}.*' for name in ignore)}), or another --workdir",
+            expected=f"the same config (free to change: {_free(ignore)}), or another --workdir",
         )
     if not resume:
         raise UserError(
             "the run folder holds a run already", where=str(path), expected="a new --workdir, or a command that continues a run"
         )
+
+
+def _free(names: tuple[str, ...]) -> str:
+    """The free groups, and that there are single keys beside them."""
+    groups = [f"{name}.*" for name in names if "." not in name]
+    return ", ".join(groups) + (", how an endpoint is reached" if len(groups) < len(names) else "")
 
 
 def _take_lock(path: pathlib.Path) -> IO[str]:
