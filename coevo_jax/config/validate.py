@@ -95,7 +95,7 @@ def validate(cfg: Experiment) -> None:
         _check_range(key, get_at(cfg, key), low, high)
     for key in SAMPLINGS:
         _check_sampling(key, get_at(cfg, key))
-    for check in (_check_names, _check_roles, _check_rubric, _check_learn, _check_lengths, _check_pairs, _check_remote):
+    for check in (_check_names, _check_roles, _check_remote, _check_rubric, _check_learn, _check_lengths, _check_pairs):
         check(cfg)
 
 

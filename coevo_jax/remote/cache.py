@@ -17,6 +17,7 @@ from coevo_jax.errors import UserError
 from coevo_jax.records.files import disk_errors, dumps
 
 HEAD = b'{"key": "'  # how every line begins
+TORN = b" cut off\n"  # closes a line that a kill cut off, so that it stays a miss even where only its newline was lost
 
 
 class ReplyCache:
@@ -76,8 +77,8 @@ class ReplyCache:
         """Write at the end, behind whatever a kill left there; returns the offset."""
         end = os.fstat(self._file).st_size
         if end and os.pread(self._file, 1, end - 1) != b"\n":
-            os.write(self._file, b"\n")
-            end += 1
+            os.write(self._file, TORN)
+            end += len(TORN)
         if os.write(self._file, line) != len(line):
             raise OSError(28, "the disk is full")  # the torn line stays, and is a miss
         return end
@@ -91,7 +92,7 @@ class ReplyCache:
                     self._places.setdefault(found[0], (offset, len(line)))
                 elif line.strip():
                     self.damaged += 1
-                if not offset and not line.startswith(HEAD[: len(line)]):
+                if not offset and not HEAD.startswith(line.removesuffix(TORN)[: len(HEAD)]):
                     break
                 offset += len(line)
             else:
