@@ -95,7 +95,7 @@ FAULTS = {
     "no message": (body('{"choices": [{"text": "old"}]}'), "malformed", "parse_fail", True),
     "content is a number": (body('{"choices": [{"message": {"content": 1}}]}'), "malformed", "parse_fail", True),
     "null content": (lambda h, b, n: h.send(completion(None)), "malformed", "parse_fail", True),
-    "too large": (body(" " * (MAX_BODY + 1)), "malformed", "parse_fail", True),
+    "too large": (body(completion("x" * MAX_BODY)), "malformed", "parse_fail", True),
     "error in a 200": (body('{"error": {"message": "overloaded"}}'), "server_error", "refused", True),
     "500": (status(500), "server_error", "refused", True),
     "503": (status(503), "server_error", "refused", True),
@@ -202,6 +202,11 @@ def test_a_kept_connection_that_ended_is_no_failure():
         for i in range(3):
             assert client.ask([ask(f"{i}")])[0].status == "ok"
         assert server.connections == 3 and client.take_stats()["api/judge/failures/connection"] == 0
+
+    hang_up_once = lambda h, body, number: h.hang_up() if number == 1 else h.send(completion("fine"))  # noqa: E731
+    with serving(hang_up_once) as server, endpoint(server.url, retries=0) as client:  # as the request was on its way
+        assert [client.ask([ask(f"{i}")])[0].status for i in range(2)] == ["ok", "ok"]
+        assert server.connections == 2 and client.take_stats()["api/judge/failures/connection"] == 0
 
 
 def test_bytes_beyond_a_response_are_never_the_next_one():
