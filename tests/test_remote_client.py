@@ -234,7 +234,7 @@ def test_retry_after_is_honoured_by_all_and_capped():
     with serving(limited) as server, endpoint(server.url, concurrency=1, max_wait_s=1.0) as client:
         assert [r.status for r in client.ask([ask("a"), ask("b")])] == ["ok", "ok"]
         assert all(t - times[0] >= 0.14 for t in times[1:])
-    with serving(first(status(429, **{"Retry-After": "1e9"}))) as server, endpoint(server.url) as client:
+    with serving(first(status(429, **{"Retry-After": "20"}))) as server, endpoint(server.url) as client:
         began = time.monotonic()
         assert client.ask([ask()])[0].status == "ok" and time.monotonic() - began < 2
 
@@ -285,7 +285,7 @@ def test_the_key_is_sent_and_never_kept(tmp_path, capfd, caplog):
     def parrot(h, body, number):
         said = h.headers["Authorization"]
         if "bad" in body["messages"][0]["content"]:
-            return h.send(json.dumps({"error": {"message": "x" * 190 + f" wrong key {said}"}}), 401)
+            return h.send(json.dumps({"error": {"message": "x" * 155 + f" wrong key {said}"}}), 401)
         h.send(completion(f"you sent {said}"))
 
     with (
@@ -298,7 +298,7 @@ def test_the_key_is_sent_and_never_kept(tmp_path, capfd, caplog):
     assert {h["Authorization"] for h in server.headers} == {f"Bearer {KEY}"}
     assert good.text == "you sent Bearer [key]" and bad.status == "refused"
     out = "".join(capfd.readouterr()) + caplog.text + shown + "".join(p.read_text() for p in tmp_path.rglob("*"))
-    assert KEY not in out and KEY[:12] not in out
+    assert KEY not in out and KEY[:8] not in out
 
 
 @pytest.mark.parametrize("value", [None, "", " \n", "two\nlines", "schlüssel"])

@@ -55,16 +55,16 @@ def test_a_text_without_verdict_is_asked_for_again_and_never_a_number(text):
 
 
 def test_a_later_attempt_counts():
-    script = lambda h, body, number: h.send(completion("hm", "length") if number == 0 else completion('{"score": 1}'))  # noqa: E731
+    script = lambda h, body, number: h.send(completion('{"score": 0}', "length") if number == 0 else completion('{"score": 1}'))  # noqa: E731
     with serving(script) as server, endpoint(server.url) as client:
         (verdict,) = judge_of(client, "json_score").judge(items_of(1), 0)
     assert verdict.score == 1.0 and len(server.bodies) == 2
 
 
 def test_a_failed_endpoint_is_not_asked_again_by_the_judge():
-    with serving(lambda h, body, number: h.send("{}", 500)) as server, endpoint(server.url, retries=1) as client:
+    with serving(lambda h, body, number: h.send("<html>")) as server, endpoint(server.url, retries=1) as client:
         (verdict,) = judge_of(client, "json_score", retries=2).judge(items_of(1), 0)
-    assert verdict.status == "refused" and verdict.detail.startswith("server_error: HTTP 500") and len(server.bodies) == 2
+    assert verdict.status == "parse_fail" and verdict.detail == "malformed: no JSON (JSONDecodeError)" and len(server.bodies) == 2
 
 
 @pytest.mark.parametrize("protocol", ["json_score", "json_criteria", "criterion_logits"])

@@ -145,8 +145,8 @@ def _malformed(detail: str) -> Failure:
 
 
 def error_text(data: bytes) -> str:
-    """What an error's body says, for people: {"error": {"message"}} or the beginning of the text."""
-    text = data[:4096].decode("utf-8", "replace")
+    """What an error's body says, for people: {"error": {"message"}} or the text. Whole: who cuts it must first cut out the key."""
+    text = data.decode("utf-8", "replace")
     try:
         error = json.loads(data)["error"]
         text = str(error["message"] if isinstance(error, dict) else error)
@@ -157,7 +157,7 @@ def error_text(data: bytes) -> str:
 
 def plain(text: str) -> str:
     """Foreign text on one line, without control characters."""
-    line = " ".join(text[:4096].split())
+    line = " ".join(text.split())
     return "".join(c if c.isprintable() else "?" for c in line)
 
 
