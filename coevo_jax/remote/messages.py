@@ -145,7 +145,7 @@ def _malformed(detail: str) -> Failure:
 
 
 def error_text(data: bytes) -> str:
-    """What an error's body says, for people: {"error": {"message"}} or the text. Whole: who cuts it must first cut out the key."""
+    """What an error's body says, for people, at full length: who shortens it must first cut out the key."""
     text = data.decode("utf-8", "replace")
     try:
         error = json.loads(data)["error"]
