@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import hashlib
 import os
 import pathlib
@@ -25,6 +26,7 @@ from coevo_jax.methods.context import Context, Voice
 from coevo_jax.methods.stage import Stage
 from coevo_jax.models.files import user_cache
 from coevo_jax.models.load import LoadedModel, load_model
+from coevo_jax.models.quantize import quantize_params
 from coevo_jax.models.spec import ModelSpec
 from coevo_jax.preference.buffer import ReplayBuffer
 from coevo_jax.progress import RunConsole
@@ -151,8 +153,12 @@ def _load_judge(cfg: Experiment, policy: LoadedModel, mesh: Any) -> LoadedModel 
     wanted = ModelConfig(source=cfg.judge.source, dtype=cfg.judge.dtype, param_dtype=cfg.judge.dtype, sha256=cfg.judge.sha256)
     same = (wanted.source, wanted.param_dtype) == (cfg.policy.source, cfg.policy.param_dtype)
     if same and wanted.sha256 in ("", cfg.policy.sha256):
-        return dataclasses.replace(policy, params=jax.tree.map(jnp.copy, policy.params))
-    return _load(wanted, mesh, "judge")
+        copy = quantize_params if cfg.judge.weights == "int8" else functools.partial(jax.tree.map, jnp.copy)
+        return dataclasses.replace(policy, params=copy(policy.params))
+    model = _load(wanted, mesh, "judge")
+    if cfg.judge.weights == "int8":
+        model = dataclasses.replace(model, params=quantize_params(model.params, free=True))
+    return model
 
 
 def _load(cfg: ModelConfig, mesh: Any, group: str) -> LoadedModel:

@@ -77,6 +77,7 @@ class JudgeConfig:
     source: str = "smollm2"  # like ModelConfig.source, 'api:MODEL' (an endpoint), or 'oracle' (rules of the small world)
     protocol: str = "criterion_logits"  # json_score | json_criteria | criterion_logits | oracle
     dtype: str = "float32"
+    weights: str = "full"  # full | int8: matrices as int8 with a scale an output channel (models/quantize.py)
     thinking: bool = False
     sampling: Sampling = Sampling(temperature=0.6, max_new_tokens=256)
     guided: bool = False  # json_score, json_criteria: verdicts are drawn under a grammar (extra 'guided')

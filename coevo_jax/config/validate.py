@@ -23,6 +23,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "generator.mode": ("single", "two"),
     "judge.protocol": ("json_score", "json_criteria", "criterion_logits", "oracle"),
     "judge.dtype": DTYPES,
+    "judge.weights": ("full", "int8"),
     "data.over_limit": ("filter", "refuse"),
     "rubric.schema": ("json_criteria",),
     "rubric.reward": ("margin", "binary", "separation", "log_sigmoid"),
@@ -148,6 +149,12 @@ def _check_roles(cfg: Experiment) -> None:
         f"judge.source={cfg.judge.source!r} does not go with judge.protocol={cfg.judge.protocol!r}",
         "judge.source, judge.protocol",
         "both 'oracle' or neither",
+    )
+    _require(
+        cfg.judge.weights == "full" or not (any(oracle) or api_model(cfg.judge.source)),
+        f"judge.weights={cfg.judge.weights} would be ignored: judge.source={cfg.judge.source!r} has no weights here",
+        "judge.weights, judge.source",
+        "judge.weights=full, or a judge with weights",
     )
     single = cfg.generator.mode == "single"
     _require(

@@ -2,7 +2,7 @@
 
 Axes: B batch, T time, S key positions, D model, H heads, K kv heads, d head width, F feed-forward, V vocabulary, L layers.
 Parameters are a nested dict; per-layer arrays are stacked on axis 0 and run by `lax.scan`. The compute dtype is an argument of
-`forward`; norms, softmax and logits are float32.
+`forward`; norms, softmax and logits are float32. A frozen model's matrices may be int8 (models/quantize.py).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from coevo_jax.models.attention import packed_attention
+from coevo_jax.models.quantize import product, rows
 from coevo_jax.models.rope import rope_tables, rotate
 from coevo_jax.models.spec import ModelSpec
 
@@ -98,14 +99,14 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float, axes: int = 1) -> jax.A
 
 def embed(params: Params, tokens_BxT: jax.Array, dtype: Any) -> jax.Array:
     """Token embeddings [B,T,D]."""
-    return jnp.take(params["embed"], tokens_BxT, axis=0).astype(dtype)
+    return rows(params["embed"], tokens_BxT, dtype)
 
 
 def unembed(params: Params, spec: ModelSpec, hidden: jax.Array) -> jax.Array:
     """Logits [...,V] in float32 of final hidden states [...,D] (already normalised)."""
     if spec.tied:
-        return jnp.einsum("...D,VD->...V", hidden, params["embed"].astype(hidden.dtype), preferred_element_type=jnp.float32)
-    return jnp.einsum("...D,DV->...V", hidden, params["unembed"].astype(hidden.dtype), preferred_element_type=jnp.float32)
+        return product("...D,VD->...V", hidden, params["embed"], jnp.float32)
+    return product("...D,DV->...V", hidden, params["unembed"], jnp.float32)
 
 
 def attention_inputs(
@@ -113,7 +114,7 @@ def attention_inputs(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Rotated q [B,T,H,d], rotated k [B,T,K,d] and v [B,T,K,d] of one layer."""
     x = rms_norm(x_BxTxD, layer["attn_norm"], spec.norm_eps) if spec.norm_placement == "pre" else x_BxTxD
-    q, k, v = (jnp.einsum("BTD,DHd->BTHd", x, layer[name].astype(x.dtype)) for name in "qkv")
+    q, k, v = (product("BTD,DHd->BTHd", x, layer[name]) for name in "qkv")
     if spec.qkv_bias:
         q, k, v = (y + layer[n][None, None].astype(y.dtype) for y, n in ((q, "q_bias"), (k, "k_bias"), (v, "v_bias")))
     if spec.qk_norm != "none":
@@ -125,7 +126,7 @@ def attention_inputs(
 
 def attention_output(layer: Params, spec: ModelSpec, x_BxTxD: jax.Array, attended_BxTxHxd: jax.Array) -> jax.Array:
     """Residual stream after the attention block."""
-    y = jnp.einsum("BTHd,HdD->BTD", attended_BxTxHxd, layer["o"].astype(attended_BxTxHxd.dtype))
+    y = product("BTHd,HdD->BTD", attended_BxTxHxd, layer["o"])
     if spec.norm_placement == "post":
         y = rms_norm(y, layer["post_attn_norm"], spec.norm_eps)
     return x_BxTxD + y
@@ -134,9 +135,8 @@ def attention_output(layer: Params, spec: ModelSpec, x_BxTxD: jax.Array, attende
 def mlp_block(layer: Params, spec: ModelSpec, x_BxTxD: jax.Array) -> jax.Array:
     """Residual stream after the gated feed-forward block."""
     x = rms_norm(x_BxTxD, layer["mlp_norm"], spec.norm_eps) if spec.norm_placement == "pre" else x_BxTxD
-    gate = jnp.einsum("BTD,DF->BTF", x, layer["gate"].astype(x.dtype))
-    up = jnp.einsum("BTD,DF->BTF", x, layer["up"].astype(x.dtype))
-    y = jnp.einsum("BTF,FD->BTD", jax.nn.silu(gate) * up, layer["down"].astype(x.dtype))
+    gate, up = (product("BTD,DF->BTF", x, layer[name]) for name in ("gate", "up"))
+    y = product("BTF,FD->BTD", jax.nn.silu(gate) * up, layer["down"])
     if spec.norm_placement == "post":
         y = rms_norm(y, layer["post_mlp_norm"], spec.norm_eps)
     return x_BxTxD + y

@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 
+from coevo_jax.models.quantize import compiler_options
+
 
 class Programs:
     """Executables by key. After `seal`, asking for a key that was not built is an error that names it."""
@@ -27,7 +29,7 @@ class Programs:
             if self.sealed:
                 known = "\n  ".join(map(str, self._built))
                 raise RuntimeError(f"sampler program {key} was not compiled by warm-up; compiled are\n  {known}")
-            self._built[key] = jax.jit(function, **jit_options).lower(*args).compile()
+            self._built[key] = jax.jit(function, **jit_options).lower(*args).compile(compiler_options(args))
         return self._built[key]
 
 
