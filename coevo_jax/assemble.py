@@ -9,6 +9,7 @@ import hashlib
 import os
 import pathlib
 import sys
+import time
 from typing import Any
 
 import jax
@@ -286,15 +287,24 @@ def _warm_up(system: System, engines: _Engines, judge_model: LoadedModel | None,
         return
     for learner in system.learners.values():
         learner.publish()
-    speakers = [(voice.engine, voice.weights()) for voice in system.context.voices.values()]
+    speakers = [(voice.engine, voice.weights(), False) for voice in system.context.voices.values()]
     if judge_model is not None:
         tokenizer = ChatTokenizer.load(judge_model.folder)
-        speakers.append((engines.get(judge_model.spec, tokenizer.stop_ids), judge_model.params))
+        asks = system.cfg.judge.protocol == "criterion_logits"
+        speakers.append((engines.get(judge_model.spec, tokenizer.stop_ids), judge_model.params, asks))
     cfg = system.cfg
     drawn = (cfg.answer, cfg.rubric_sampling, cfg.question_sampling, cfg.judge.sampling)
     truncated = cfg.compat.top_p > 0 or any(s.top_p < 1 or s.top_k > 0 for s in drawn)
     console.note("compiling the sampler")
-    seconds = sum(engine.warmup(params, top_p=truncated) for engine, params in speakers)
+    seconds, begin, shown = 0.0, time.monotonic(), [time.monotonic()]
+
+    def progress(done: int, total: int) -> None:
+        if (now := time.monotonic()) - shown[0] > 10:
+            shown[0] = now
+            console.note(f"   program {done}/{total}, {now - begin:.0f} s")
+
+    for engine, params, asks in speakers:
+        seconds += engine.warmup(params, top_p=truncated, next_token=asks, progress=progress)
     system.take_sampler_stats()  # what the warm-up fed is nobody's metric
     _give_back_memory()
     console.note(f"compiled in {seconds:.1f} s")

@@ -16,6 +16,8 @@ from coevo_jax.methods.stage import Step
 from coevo_jax.methods.supervised import sft_batch
 from coevo_jax.models.spec import ModelSpec
 from coevo_jax.progress import RunConsole
+from coevo_jax.sampler import Engine
+from coevo_jax.sampler.kv import bytes_per_token
 from coevo_jax.text.chat import ChatTokenizer
 from coevo_jax.text.prompts import render_prompt
 
@@ -93,16 +95,17 @@ def memory(system: System) -> dict[str, int]:
     for name, params in system.frozen.items():
         out[name] = _bytes(params)
     for i, engine in enumerate(system.engines):
-        out[f"sampler keys and values {i}" if i else "sampler keys and values"] = kv_bytes(engine.spec, cfg)
+        out[f"sampler keys and values {i}" if i else "sampler keys and values"] = kv_bytes(engine)
     out["activations of a micro-batch"] = activation_bytes(system.learners["policy"].spec, cfg)
     return out
 
 
-def kv_bytes(spec: ModelSpec, cfg: Experiment) -> int:
-    """Keys and values of all slots at full length."""
-    s = cfg.sampler
-    size = 4 if s.kv_dtype == "float32" else 2
-    return 2 * spec.layers * s.slots * (s.max_prompt + s.max_new) * spec.kv_heads * spec.head_dim * size
+def kv_bytes(engine: Engine) -> int:
+    """Keys and values of all slots, and of the store of shared heads."""
+    cfg, positions = engine.cfg, sum(n * length for n, length in engine.classes)
+    if cfg.share_heads or cfg.share_decode:
+        positions += cfg.heads * engine.head_width
+    return positions * bytes_per_token(engine.spec, cfg.kv_dtype)
 
 
 def activation_bytes(spec: ModelSpec, cfg: Experiment) -> int:

@@ -28,7 +28,6 @@ from sampler_support import (
 from coevo_jax.config import Sampling
 from coevo_jax.errors import UserError
 from coevo_jax.sampler import Request
-from coevo_jax.sampler.prefill import buckets, fit, take
 
 PARAMS = params_of(LLAMA)
 
@@ -259,15 +258,6 @@ def test_weights_with_nan_are_an_error_and_not_a_completion():
     bad = PARAMS | {"final_norm": PARAMS["final_norm"] * jnp.float32("nan")}
     with pytest.raises(RuntimeError, match="not finite"):
         engine_of().generate(bad, requests_of(prompts_of(1)))
-
-
-def test_packing_fits_in_order_and_takes_what_is_wanted_first():
-    assert buckets(512, 2048) == [(1, 128), (1, 256), (1, 512), (2, 512), (4, 512)]
-    assert buckets(24, 64) == [(1, 32), (2, 32)]
-    assert fit([5, 4, 3, 0], (2, 8)) == [(0, 0), (1, 0), (0, 5), (0, 8)] and fit([5, 5, 5], (2, 8)) is None
-    assert take([30, 30, 30, 30, 30], [(1, 32), (2, 32), (4, 32)], 1, 5) == (1, (1, 32))
-    assert take([10, 10, 10, 30], [(1, 32), (2, 32), (4, 32)], 2, 5) == (3, (1, 32))  # the third fits into the padding
-    assert take([30] * 9, [(1, 32), (2, 32), (4, 32)], 6, 9) == (4, (4, 32))
 
 
 def test_eight_devices_give_what_one_gives():

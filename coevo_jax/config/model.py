@@ -100,6 +100,15 @@ class SamplerConfig:
     steps_per_dispatch: int = 16
     prefill_tokens: int = 2048  # token budget of one prefill program
     kv_dtype: str = "float32"
+    length_classes: tuple[tuple[int, int], ...] = ()  # (slots, positions) each; () = one class that holds any row
+    share_heads: bool = True  # prompts that begin alike are prefilled once, as far as share_least tokens are saved
+    share_least: int = 64
+    heads: int = 8  # rows of the store that shared heads are kept in
+    share_decode: bool = False  # slots refer to the store's rows, so that a group's prompt is kept once; off, each has a copy
+    check_every: int = 1  # steps between two looks for finished rows inside a dispatch
+    read_lag: int = 0  # dispatches between one and the reading of its report (pods: 1)
+    forced_tokens: int = 0  # most tokens that a request may force at the beginning of its completions
+    attention: str = "xla"  # of decode: xla | pallas (TPU)
     refill_free_share: float = 0.25  # a dispatch ends early at this share of free slots while the queue is not empty
 
 

@@ -39,7 +39,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "optimizer.mu_dtype": DTYPES,
     "update.remat": ("none", "dots", "full"),
     "update.attention": ("xla", "splash"),
-    "sampler.kv_dtype": DTYPES,
+    "sampler.kv_dtype": (*DTYPES, "int8"),
+    "sampler.attention": ("xla", "pallas"),
     **{f"{role}.endpoint.length_field": ("max_tokens", "max_completion_tokens") for role in ENDPOINTS},
 }
 
@@ -51,6 +52,7 @@ RANGES: dict[str, tuple[float, float]] = {
             *("pairs.min_gap", "pairs.per_slot", "warmup.batch", "update.inner_iterations", "update.pack_length"),
             *("update.max_segments", "update.rows_per_micro", "update.logprob_chunk", "sampler.slots", "sampler.max_prompt"),
             *("sampler.max_new", "sampler.steps_per_dispatch", "sampler.prefill_tokens", "mesh.fsdp", "mesh.tensor"),
+            *("sampler.heads", "sampler.check_every", "sampler.share_least"),
             *("run.save_every", "run.keep", "run.rollouts_every"),
         ),
         (1, math.inf),
@@ -62,7 +64,7 @@ RANGES: dict[str, tuple[float, float]] = {
             *("advantage.epsilon", "advantage.max_resample", "loss.constant_length", "loss.clip_low", "loss.clip_high"),
             *("loss.kl_weight", "loss.tis_cap", "optimizer.lr", "optimizer.warmup_steps", "optimizer.eps"),
             *("optimizer.weight_decay", "optimizer.grad_clip", "judge.retries", "compat.policy_rubric_temperature"),
-            *("compat.buffer_entries", "seed"),
+            *("compat.buffer_entries", "seed", "sampler.read_lag", "sampler.forced_tokens"),
         ),
         (0, math.inf),
     ),

@@ -8,6 +8,7 @@ Axes: B slots, D model, H heads, K kv heads, G query heads a kv head, d head wid
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -18,9 +19,38 @@ from jax import lax
 from coevo_jax.models.forward import attention_inputs, attention_output, embed, mlp_block, rms_norm, unembed
 from coevo_jax.models.rope import rope_tables
 from coevo_jax.models.spec import ModelSpec
-from coevo_jax.sampler.draw import NEGATIVE, draw, forbid, truncate
+from coevo_jax.sampler.draw import draw, forbid, truncate
+from coevo_jax.sampler.guided import apply_mask
 from coevo_jax.sampler.keys import token_uniforms
-from coevo_jax.sampler.state import LENGTH, RUNNING, STOP, Rows, State
+from coevo_jax.sampler.kv import KV, Partial, attend, head_of, merge, write
+from coevo_jax.sampler.state import FULL, LENGTH, RUNNING, STOP, Report, Rows, State, starts_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a decode program is compiled for. reach, head_reach: own and shared positions that attention reads at most."""
+
+    classes: tuple[tuple[int, int], ...]  # (slots, positions)
+    reach: int
+    head_reach: int = 0
+    truncated: bool = False  # top-k and top-p
+    forced: bool = False
+    check_every: int = 1
+
+    @property
+    def starts(self) -> list[int]:
+        """First slot of each class."""
+        return starts_of(self.classes)
+
+    @property
+    def capacity(self) -> np.ndarray:
+        """Positions of each slot, [B]."""
+        return np.concatenate([np.full(n, positions, np.int32) for n, positions in self.classes])
+
+
+def layer_of(stacked: KV, i: int) -> KV:
+    """One layer of a stacked KV."""
+    return jax.tree.map(lambda x: x[i], stacked)
 
 
 def split_layers(layers: dict[str, jax.Array], dtype: Any) -> tuple[dict[str, jax.Array], ...]:
@@ -34,80 +64,98 @@ def rope_variant(spec: ModelSpec, layer: int) -> int:
     return int(bool(spec.unscaled_rope_in_windows and spec.rope_scaling and spec.window_of[layer] > 0))
 
 
-def cached_attention(q_BxHxd: jax.Array, keys_BxKxdxS: jax.Array, values_BxKxSxd: jax.Array, seen_BxS: jax.Array) -> jax.Array:
-    """Attention of one query a slot over its filled positions, [B,H,d]. Softmax in float32.
-
-    Products and sums are written out: XLA fuses slice, widening and product into one loop over the cache, while a batched
-    matrix product with G rows first copies its operands.
-    """
-    B, H, d = q_BxHxd.shape
-    K = keys_BxKxdxS.shape[1]
-    q = q_BxHxd.reshape(B, K, H // K, d).astype(jnp.float32) * jnp.float32(d**-0.5)
-    scores = jnp.sum(q[..., None] * keys_BxKxdxS[:, :, None].astype(jnp.float32), axis=3)  # [B,K,G,S]
-    scores = jnp.where(seen_BxS[:, None, None], scores, NEGATIVE)
-    weights = jnp.exp(scores - jnp.max(scores, axis=3, keepdims=True))
-    out = jnp.sum(weights[..., None] * values_BxKxSxd[:, :, None].astype(jnp.float32), axis=3)  # [B,K,G,d]
-    return (out / jnp.sum(weights, axis=3)[..., None]).reshape(B, H, d).astype(q_BxHxd.dtype)
+def _seen(first_B: jax.Array, last_B: jax.Array, width: int) -> jax.Array:
+    """[B,S] bool: positions from first up to last, which is included."""
+    s = jnp.arange(width, dtype=jnp.int32)[None]
+    return (s >= first_B[:, None]) & (s <= last_B[:, None])
 
 
-def _seen(position_B: jax.Array, window: int, reach: int) -> jax.Array:
-    """[B,S] bool: positions up to the query's own, and within the window where there is one."""
-    s, own = jnp.arange(reach, dtype=jnp.int32)[None], position_B[:, None]
-    return (s <= own) & (s > own - window) if window else s <= own
+def _attention(q_BxHxd: jax.Array, own: list[KV], heads: KV | None, rows: Rows, plan: Plan, window: int) -> jax.Array:
+    """Attention [B,H,d] of every slot over its shared head and its own positions; `own` holds a KV a class."""
+    first = rows.base + rows.length - (window - 1) if window else jnp.zeros_like(rows.length)  # as a position of the sequence
+    parts = []
+    for kv, start in zip(own, plan.starts):
+        here = slice(start, start + kv.keys.shape[0])
+        width = min(plan.reach, kv.keys.shape[-1])
+        seen = functools.partial(_seen, (first - rows.base)[here], rows.length[here])
+        parts.append(attend(q_BxHxd[here], head_of(kv, width), seen(width)))
+    whole = Partial(*(jnp.concatenate(x) for x in zip(*parts))) if len(parts) > 1 else parts[0]
+    if heads is None:
+        return merge([whole], q_BxHxd.dtype)
+    kv = jax.tree.map(lambda x: jnp.take(x, rows.head, axis=0), heads)
+    kv = head_of(kv, min(plan.head_reach, heads.keys.shape[-1]))
+    return merge([whole, attend(q_BxHxd, kv, _seen(first, rows.base - 1, kv.keys.shape[-1]))], q_BxHxd.dtype)
 
 
-def token_logits(params: dict[str, Any], spec: ModelSpec, state: State, reach: int, dtype: Any) -> tuple[jax.Array, State]:
+def token_logits(
+    params: dict[str, Any], spec: ModelSpec, state: State, store: KV | None, plan: Plan, dtype: Any
+) -> tuple[jax.Array, State]:
     """Feed each slot's last token: logits [B,V] float32 and the state with that token's keys and values written.
 
-    reach: attention reads positions below it; no active slot may be longer. Slots at rest are computed too and not used.
+    No active slot may be longer than plan.reach. Slots at rest are computed too, write nothing and are not used.
     """
     rows = state.rows
-    B = rows.last.shape[0]
-    slot = jnp.arange(B)
-    position = jnp.minimum(rows.length, reach - 1)
     x = embed(params, rows.last[:, None], dtype)
-    cos, sin = rope_tables(spec, position[:, None])
-    keys, values = list(state.keys), list(state.values)
-    seen = {window: _seen(position, window, reach) for window in set(spec.window_of)}
+    cos, sin = rope_tables(spec, (rows.base + rows.length)[:, None])
+    position = jnp.where(rows.active, rows.length, jnp.int32(1 << 30))
+    layers = []
     for i, layer in enumerate(params["layers"]):
         r = rope_variant(spec, i)
         q, k, v = attention_inputs(layer, spec, x, cos[r], sin[r])
-        keys[i] = keys[i].at[slot, :, :, position].set(k[:, 0].astype(keys[i].dtype), unique_indices=True)
-        values[i] = values[i].at[slot, :, position].set(v[:, 0].astype(values[i].dtype), unique_indices=True)
-        attended = cached_attention(q[:, 0], keys[i][..., :reach], values[i][:, :, :reach], seen[spec.window_of[i]])
+        own = []
+        for kv, start in zip(state.own[i], plan.starts):
+            here = slice(start, start + kv.keys.shape[0])
+            own.append(write(kv, position[here], k[here, 0], v[here, 0]))
+        heads = None if store is None else layer_of(store, i)
+        attended = _attention(q[:, 0], own, heads, rows, plan, spec.window_of[i])
         x = mlp_block(layer, spec, attention_output(layer, spec, x, attended[:, None]))
+        layers.append(tuple(own))
     hidden = rms_norm(x[:, 0], params["final_norm"], spec.norm_eps)
-    return unembed(params, spec, hidden), dataclasses.replace(state, keys=tuple(keys), values=tuple(values))
+    return unembed(params, spec, hidden), dataclasses.replace(state, own=tuple(layers))
 
 
-def _advance(rows: Rows, token_B: jax.Array, stop_ids: tuple[int, ...]) -> Rows:
-    """Rows after a draw. A stop id ends a row as 'stop' even when it is the last token allowed."""
+def _advance(rows: Rows, token_B: jax.Array, stop_ids: tuple[int, ...], capacity_B: np.ndarray) -> Rows:
+    """Rows after a draw. A stop id ends a row as 'stop' even when it is the last token allowed; a row whose class has no
+    position left for its last token is FULL."""
     stops = jnp.asarray(np.asarray(stop_ids, np.int32).reshape(1, -1))
     stopped = jnp.any(token_B[:, None] == stops, axis=1)
-    drawn = rows.drawn + 1
-    finish = jnp.where(stopped, STOP, jnp.where(drawn >= rows.max_new, LENGTH, RUNNING)).astype(jnp.int32)
+    drawn, length = rows.drawn + 1, rows.length + 1
+    finish = jnp.where(length >= jnp.asarray(capacity_B), FULL, RUNNING)
+    finish = jnp.where(stopped, STOP, jnp.where(drawn >= rows.max_new, LENGTH, finish)).astype(jnp.int32)
     on = rows.active
     return dataclasses.replace(
         rows,
         active=on & (finish == RUNNING),
         finish=jnp.where(on, finish, rows.finish),
         last=jnp.where(on, token_B, rows.last),
-        length=jnp.where(on, rows.length + 1, rows.length),
+        length=jnp.where(on, length, rows.length),
         drawn=jnp.where(on, drawn, rows.drawn),
     )
 
 
 def decode_step(
-    params: dict[str, Any], spec: ModelSpec, state: State, stop_ids: tuple[int, ...], reach: int, truncated: bool, dtype: Any
+    params: dict[str, Any],
+    spec: ModelSpec,
+    state: State,
+    store: KV | None,
+    mask: jax.Array | None,
+    stop_ids: tuple[int, ...],
+    plan: Plan,
+    dtype: Any,
 ) -> State:
     """One token for every active slot."""
-    logits, state = token_logits(params, spec, state, reach, dtype)
+    logits, state = token_logits(params, spec, state, store, plan, dtype)
     rows, out = state.rows, state.drawings
     logits = forbid(logits, stop_ids, rows.drawn < rows.min_new)
-    if truncated:
+    if mask is not None:
+        logits = apply_mask(logits, mask)
+    if plan.truncated:
         logits = truncate(logits, rows.temperature, rows.top_p, rows.top_k)
-    drawn = draw(logits, token_uniforms(rows.key, rows.drawn), rows.temperature)
     slot = jnp.arange(rows.last.shape[0])
+    forced = None
+    if plan.forced:
+        forced = out.tokens[slot, jnp.minimum(rows.drawn, out.tokens.shape[1] - 1)]
+    drawn = draw(logits, token_uniforms(rows.key, rows.drawn), rows.temperature, forced)
     column = jnp.where(rows.active, rows.drawn, out.tokens.shape[1])  # outside = dropped: a slot at rest keeps what it drew
     put = lambda to, x: to.at[slot, column].set(x, mode="drop", unique_indices=True)  # noqa: E731
     drawings = dataclasses.replace(
@@ -116,24 +164,26 @@ def decode_step(
         logprobs=put(out.logprobs, drawn.logprob),
         entropy=put(out.entropy, drawn.entropy),
     )
-    return dataclasses.replace(state, rows=_advance(rows, drawn.token, stop_ids), drawings=drawings)
+    return dataclasses.replace(state, rows=_advance(rows, drawn.token, stop_ids, plan.capacity), drawings=drawings)
 
 
 def decode(
     params: dict[str, Any],
     state: State,
+    store: KV | None,
+    mask: jax.Array | None,
     steps: jax.Array,
     leave_at: jax.Array,
     *,
     spec: ModelSpec,
     stop_ids: tuple[int, ...],
-    reach: int,
-    truncated: bool,
+    plan: Plan,
     dtype: Any,
-) -> tuple[State, jax.Array, jax.Array]:
+) -> tuple[State, Report]:
     """Up to `steps` steps; ends early when no slot is active or at most `leave_at` are (free slots enough to refill; -1 = never).
 
-    Returns the state, the steps done and the row-steps that were active (both int32).
+    store: shared heads (stacked), None when slots hold their own. mask: allowed ids, as bits [B,V/32], of guided rows. The end
+    is looked for every plan.check_every steps.
     """
 
     def going(carry: tuple[State, jax.Array, jax.Array]) -> jax.Array:
@@ -143,7 +193,12 @@ def decode(
 
     def body(carry: tuple[State, jax.Array, jax.Array]) -> tuple[State, jax.Array, jax.Array]:
         state, done, used = carry
-        used = used + jnp.sum(state.rows.active.astype(jnp.int32))
-        return decode_step(params, spec, state, stop_ids, reach, truncated, dtype), done + 1, used
+        for _ in range(plan.check_every):
+            used = used + jnp.sum(state.rows.active.astype(jnp.int32))
+            state = decode_step(params, spec, state, store, mask, stop_ids, plan, dtype)
+        return state, done + plan.check_every, used
 
-    return lax.while_loop(going, body, (state, jnp.int32(0), jnp.int32(0)))
+    state, done, used = lax.while_loop(going, body, (state, jnp.int32(0), jnp.int32(0)))
+    rows = state.rows
+    report = {name: jnp.copy(getattr(rows, name)) for name in ("active", "finish", "drawn", "length", "last")}
+    return state, Report(**report, steps=done, row_steps=used)

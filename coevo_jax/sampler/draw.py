@@ -51,8 +51,11 @@ def _first_above(mass_BxN: jax.Array, uniform_B: jax.Array) -> jax.Array:
     return jnp.argmax(cumulative > (uniform_B * cumulative[:, -1])[:, None], axis=1).astype(jnp.int32)
 
 
-def draw(logits_BxV: jax.Array, uniforms_Bx2: jax.Array, temperature_B: jax.Array) -> Drawn:
-    """One token a row from softmax(logits / temperature). Temperature 0 is greedy, its log-prob taken at temperature 1."""
+def draw(logits_BxV: jax.Array, uniforms_Bx2: jax.Array, temperature_B: jax.Array, forced_B: jax.Array | None = None) -> Drawn:
+    """One token a row from softmax(logits / temperature). Temperature 0 is greedy, its log-prob taken at temperature 1.
+
+    forced: a token that a row must take (-1 = draw), with the log-prob that it has.
+    """
     greedy = temperature_B == 0
     inverse = 1.0 / jnp.where(greedy, jnp.float32(1.0), temperature_B)
     chunks = _chunked(logits_BxV)
@@ -64,8 +67,12 @@ def draw(logits_BxV: jax.Array, uniforms_Bx2: jax.Array, temperature_B: jax.Arra
     chunk_mass = jnp.sum(mass, axis=2)
     total = jnp.sum(chunk_mass, axis=1)
     chosen = jnp.where(greedy, jnp.argmax(peaks, axis=1).astype(jnp.int32), _first_above(chunk_mass, uniforms_Bx2[:, 0]))
+    if forced_B is not None:
+        chosen = jnp.where(forced_B >= 0, forced_B // width, chosen)
     inside = (_take(chunks, chosen) - peak[:, None]) * inverse[:, None]  # [B,W], gathered again: cheaper than keeping `centred`
     offset = jnp.where(greedy, jnp.argmax(inside, axis=1).astype(jnp.int32), _first_above(jnp.exp(inside), uniforms_Bx2[:, 1]))
+    if forced_B is not None:
+        offset = jnp.where(forced_B >= 0, forced_B % width, offset)
     log_total = jnp.log(total)
     entropy = log_total - jnp.sum(jnp.sum(mass * centred, axis=2), axis=1) / total
     return Drawn(chosen * width + offset, _take(inside, offset) - log_total, entropy)

@@ -10,6 +10,7 @@ and the per-layer copies of the weights live as long as one call.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import time
@@ -17,29 +18,33 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from coevo_jax.config import SamplerConfig
 from coevo_jax.errors import UserError
-from coevo_jax.models.prefix import SharedRow, shared_rows
 from coevo_jax.models.spec import ModelSpec
-from coevo_jax.sampler import decode, prefill, scoring
+from coevo_jax.sampler import decode, kv, prefill, scoring
 from coevo_jax.sampler import state as st
 from coevo_jax.sampler.programs import Programs, signature
-from coevo_jax.sampler.queue import Queue, Sample
 from coevo_jax.sampler.requests import Completion, Request, check_prompt, check_request
+from coevo_jax.sampler.run import Progress, Run
 from coevo_jax.sampler.stats import Stats
+from coevo_jax.sampler.tree import Tree, flat, plan
 
 Params = dict[str, Any]
-Progress = Callable[[int, int], None]
 Forms = Sequence[Sequence[int]]
-KV_DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+Compiling = Callable[[int, int], None]  # programs done, programs in all
 
 
-def _round_up(n: int, step: int) -> int:
-    return -(-n // step) * step
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """One set of weights for the length of a call: stacked as they came (prefill), and one tree a layer (decode)."""
+
+    stacked: Params
+    split: Params
+    signature: int  # tells which programs serve them
+    dtype: Any  # of the computation
 
 
 class Engine:
@@ -48,39 +53,47 @@ class Engine:
     def __init__(self, spec: ModelSpec, cfg: SamplerConfig, stop_ids: Sequence[int], mesh: Mesh | None = None, seed: int = 0):
         self.spec, self.cfg, self.mesh, self.seed = spec, cfg, mesh, seed
         self.stop_ids = tuple(int(i) for i in stop_ids)
-        self.kv_dtype = KV_DTYPES[cfg.kv_dtype]
-        self.positions = _round_up(cfg.max_prompt + cfg.max_new, 32)
-        quarter = _round_up(self.positions // 4, 32)
+        self.kv_dtype = kv.DTYPES[cfg.kv_dtype]
+        self.head_width = prefill.round_up(cfg.max_prompt, prefill.BLOCK)
+        self.positions = prefill.round_up(cfg.max_prompt + cfg.max_new, 32)
+        self.classes = self._classes()
+        self.starts = st.starts_of(self.classes)
+        quarter = prefill.round_up(self.positions // 4, 32)
         self.reaches = sorted({min(quarter * i, self.positions) for i in (1, 2, 3, 4)} | {self.positions})
-        self.prompt_buckets = prefill.buckets(cfg.max_prompt, cfg.prefill_tokens)
-        self.score_buckets = prefill.buckets(cfg.max_prompt + cfg.max_new, cfg.prefill_tokens)
+        self.rows = self._shards()
+        self.variants = prefill.variants(cfg.max_prompt, cfg.prefill_tokens, self.rows, cfg.share_heads)
+        longest = cfg.max_prompt + cfg.max_new
+        self.score_variants = prefill.variants(longest, cfg.prefill_tokens, self.rows, cfg.share_heads)
+        self.least = cfg.share_least if cfg.share_heads else 0
+        self.deepest = min(cfg.heads, 3)
         self.leave_at = cfg.slots - max(1, math.ceil(cfg.refill_free_share * cfg.slots))
+        self.collect_size = min(cfg.slots, 32)
         self.programs = Programs()
         self.stats = Stats()
-        self._check_mesh()
 
     # ---- what a caller uses --------------------------------------------------------------------------------------------
 
-    def warmup(self, params: Params, *, top_p: bool = False, next_token: bool = True, score: bool = False) -> float:
+    def warmup(
+        self,
+        params: Params,
+        *,
+        top_p: bool = False,
+        next_token: bool = True,
+        score: bool = False,
+        guided: bool = False,
+        progress: Compiling | None = None,
+    ) -> float:
         """Compile every program ahead, for weights like `params`; a compile after this is an error. Returns seconds.
 
-        top_p: also the variants for truncated support; next_token, score: those of the two scoring calls. May be called again
-        for weights of another dtype or sharding.
+        top_p: also the variants for truncated support; guided: those for grammars; next_token, score: those of the two scoring
+        calls. May be called again for weights of another dtype or sharding.
         """
         start, self.programs.sealed = time.perf_counter(), False
-        weights = self._prepare(params)
-        state = self._new_state()
-        for bucket in self.prompt_buckets:
-            buffer = self._prefill(weights, prefill.pack([np.zeros(1, np.int32)], bucket))
-            state = self._admit(state, buffer, st.Admission(*(np.int32(0), *self._no_admission())))
-        for reach in self.reaches:
-            for truncated in (False, True) if top_p else (False,):
-                state, *_ = self._decode(weights, state, reach, truncated, steps=0, leave_at=0)
-        one = [np.zeros(1, np.int32)]
-        for bucket in self.prompt_buckets if next_token else ():
-            self._next_token(params, scoring.pack_shared([SharedRow((0,), 0)], one, bucket), scoring.id_table([[0]])[0])
-        for bucket in self.score_buckets if score else ():
-            self._score(params, prefill.pack(one, bucket), 1.0)
+        todo = self._all_programs(params, top_p, next_token, score, guided)
+        for i, one in enumerate(todo):
+            one()
+            if progress is not None:
+                progress(i + 1, len(todo))
         self.programs.sealed = True
         return time.perf_counter() - start
 
@@ -91,28 +104,16 @@ class Engine:
         """
         start = time.perf_counter()
         requests = [check_request(r, self.cfg, self.spec.vocab_size) for r in requests]
-        results: list[list[Completion | None]] = [[None] * r.n for r in requests]
-        total, done = sum(r.n for r in requests), 0
-        if not total:
-            return [[] for _ in requests]
-        truncated = any(r.sampling.top_p < 1 or r.sampling.top_k > 0 for r in requests)
-        queue = Queue(requests, self.seed, most_prompts=self.cfg.slots)
-        weights, state, running = self._prepare(params), self._new_state(), dict[int, Sample]()
-        while queue or running:
-            state = self._refill(weights, state, queue, running)
-            state = self._dispatch(weights, state, running, truncated, waiting=bool(queue))
-            for sample, completion in self._harvest(state, running):
-                results[sample.index][sample.number] = completion
-                done += 1
-            if progress is not None:
-                progress(done, total)
+        if not requests:
+            return []
+        out = Run(self, params, requests, progress)()
         self.stats.seconds += time.perf_counter() - start
-        return results  # type: ignore[return-value]
+        return out
 
     def next_token_probs(self, params: Params, prompts: Sequence[Sequence[int] | np.ndarray], forms: Forms) -> np.ndarray:
         """Probability that the next token is one of each form's ids, [prompts, forms] float32.
 
-        Equal prompts run once, and prompts that begin alike share their beginning (models/prefix.py).
+        Equal prompts run once, and prompts that begin alike share their beginning (tree.py).
         """
         start = time.perf_counter()
         limit, vocab = self.cfg.max_prompt, self.spec.vocab_size
@@ -121,15 +122,14 @@ class Engine:
             check_prompt(form, vocab, vocab, f"form {f} of next_token_probs")
         table, columns = scoring.id_table(forms)
         todo, which = scoring.distinct(ids)
+        weights = self.prepare(params, decodes=False)
         found: list[np.ndarray] = [np.zeros(0, np.float32)] * len(todo)
-        lengths = [len(t) for t in todo]
-        rows = shared_rows(todo, lengths, self.prompt_buckets[-1][1], self.prompt_buckets[-1][1] // 16)
-        while rows:
-            bucket = self._bucket_for(rows, lengths)
-            batch = scoring.pack_shared(rows[: bucket[0]], todo, bucket)
-            rows = rows[bucket[0] :]
-            for i, row in zip(batch.members, self._next_token(params, batch, table)):
+
+        def run(packed: prefill.Packed, members: list[int], store: kv.KV | None) -> None:
+            for i, row in zip(members, self._next_token(weights, packed, [len(todo[i]) for i in members], table, store)):
                 found[i] = np.asarray([row[c].sum() for c in columns], np.float32)
+
+        scoring.walk(self, weights, todo, self._tree(todo, [len(t) - 1 for t in todo]), self.variants, run)
         self.stats.seconds += time.perf_counter() - start
         return np.stack([found[i] for i in which]) if ids else np.zeros((0, len(forms)), np.float32)
 
@@ -148,174 +148,226 @@ class Engine:
         heads = [check_prompt(p, limit, vocab, f"prompt {i} of score") for i, p in enumerate(prompts)]
         whole = [np.concatenate([h, np.asarray(c, np.int32)]) for h, c in zip(heads, continuations)]
         whole = [check_prompt(w, limit, vocab, f"prompt and continuation {i} of score") for i, w in enumerate(whole)]
-        found: list[np.ndarray] = []
-        while len(found) < len(whole):
-            packed, batch = self._take(whole[len(found) :], self.score_buckets)
-            logp = self._score(params, packed, temperature)
-            for (row, offset), ids in zip(packed.places, batch):
-                first = offset + len(heads[len(found)]) - 1  # the position that predicts the continuation's first token
-                found.append(logp[row, first : offset + len(ids) - 1].copy())
+        found: list[np.ndarray] = [np.zeros(0, np.float32)] * len(whole)
+        weights = self.prepare(params, decodes=False)
+        tree = self._tree(whole, [min(len(h) - 1, self.head_width) for h in heads])
+
+        def run(packed: prefill.Packed, members: list[int], store: kv.KV | None) -> None:
+            logp = self._score(weights, packed, temperature, store)
+            for i, (row, at) in zip(members, packed.places):
+                first = at + len(heads[i]) - 1 - tree.start(i)  # the position that predicts the continuation's first token
+                found[i] = logp[row, first : first + len(whole[i]) - len(heads[i])].copy()
+
+        scoring.walk(self, weights, whole, tree, self.score_variants, run)
         self.stats.seconds += time.perf_counter() - start
         return found
 
-    # ---- one turn of the loop ------------------------------------------------------------------------------------------
+    def _tree(self, sequences: list[np.ndarray], limits: list[int]) -> Tree:
+        return plan(sequences, limits, self.least, self.deepest) if self.least else flat(len(sequences))
 
-    def _refill(self, weights: Params, state: st.State, queue: Queue, running: dict[int, Sample]) -> st.State:
-        free = [slot for slot in range(self.cfg.slots) if slot not in running]
-        while free and (plan := queue.next_prefill(len(free), self.prompt_buckets)) is not None:
-            packed, prompts = plan
-            queue.store(packed, prompts, self._prefill(weights, packed))
-        if free and queue:
-            given, admissions = queue.admit(free, self.cfg.slots)
-            running.update(given)
-            for buffer, admission in admissions:
-                state = self._admit(state, buffer, admission)
-            for slot, sample in given.items():
-                self._reach[slot] = len(queue.requests[sample.index].prompt) - 1
-        return state
+    # ---- shapes --------------------------------------------------------------------------------------------------------
 
-    def _dispatch(self, weights: Params, state: st.State, running: dict[int, Sample], truncated: bool, waiting: bool) -> st.State:
-        """Decode some steps with the shortest reach that holds them."""
-        start = time.perf_counter()
-        steps = self.cfg.steps_per_dispatch
-        needed = min(max(self._reach[slot] for slot in running) + steps, self.positions)
-        reach = next(r for r in self.reaches if r >= needed)
-        state, steps_done, used = self._decode(weights, state, reach, truncated, steps, self.leave_at if waiting else 0)
-        done = int(steps_done)
-        for slot in running:
-            self._reach[slot] += done
-        self.stats.dispatches += 1
-        self.stats.row_steps += int(used)
-        self.stats.slot_steps += done * self.cfg.slots
-        self.stats.decode_seconds += time.perf_counter() - start
-        return state
+    def _classes(self) -> tuple[tuple[int, int], ...]:
+        """(slots, positions) of each class, shortest first; the longest must hold any row that may come."""
+        cfg = self.cfg
+        if not cfg.length_classes:
+            return ((cfg.slots, self.positions),)
+        classes = tuple(sorted(((int(n), int(s)) for n, s in cfg.length_classes), key=lambda c: c[1]))
+        if sum(n for n, _ in classes) != cfg.slots or any(n < 1 for n, _ in classes):
+            raise UserError(f"the classes hold {sum(n for n, _ in classes)} slots", where="sampler.length_classes",
+                            expected=f"sampler.slots = {cfg.slots} in all, at least 1 each")  # fmt: skip
+        if classes[-1][1] < cfg.max_prompt + cfg.max_new or classes[0][1] < 2:
+            raise UserError(f"the longest class has {classes[-1][1]} positions", where="sampler.length_classes",
+                            expected=f"at least max_prompt + max_new = {cfg.max_prompt + cfg.max_new}")  # fmt: skip
+        return classes
 
-    def _harvest(self, state: st.State, running: dict[int, Sample]) -> list[tuple[Sample, Completion]]:
-        """Take finished completions out of their slots."""
-        active, finish, drawn = jax.device_get((state.rows.active, state.rows.finish, state.rows.drawn))
-        finished = [slot for slot in running if not active[slot]]
-        if not finished:
-            return []
-        out = jax.device_get(state.drawings)
-        harvest = []
-        for slot in finished:
-            n, sample = int(drawn[slot]), running.pop(slot)
-            row = Completion(
-                out.tokens[slot, :n].copy(), out.logprobs[slot, :n].copy(), out.entropy[slot, :n].copy(),
-                st.FINISH[int(finish[slot])],
-            )  # fmt: skip
-            if not np.isfinite(row.logprobs).all():
-                raise RuntimeError(
-                    f"sampled log-probs of request {sample.index} are not finite: the weights hold NaN or infinities"
-                )
-            harvest.append((sample, row))
-            self.stats.tokens += n
-            self.stats.sequences += 1
-        return harvest
+    def kind_of(self, slot: int) -> int:
+        """Class of a slot."""
+        return max(c for c, first in enumerate(self.starts) if first <= slot)
 
-    def _take(self, sequences: list[np.ndarray], shapes: list[prefill.Bucket]) -> tuple[prefill.Packed, list[np.ndarray]]:
-        """Pack the leading sequences into the largest program (or a smaller one that holds all that are left)."""
-        at_most = min(self._batch(shapes[-1]), len(sequences))
-        count, bucket = prefill.take([len(s) for s in sequences], shapes, at_most, at_most)
-        count = min(count, self._batch(bucket))
-        return prefill.pack(sequences[:count], bucket), sequences[:count]
+    def reach_for(self, needed: int) -> int:
+        """The shortest compiled reach that holds so many positions."""
+        return next((r for r in self.reaches if r >= needed), self.reaches[-1])
 
     # ---- compiled programs ---------------------------------------------------------------------------------------------
 
-    def _prepare(self, params: Params) -> Params:
-        """Weights as decode wants them: one tree a layer. The dtype of the embedding is the compute dtype."""
-        dtype = params["embed"].dtype
-        split = self.programs.get(
-            ("weights", signature(params["layers"]), str(dtype)), functools.partial(decode.split_layers, dtype=dtype),
-            (params["layers"],),
-        )  # fmt: skip
-        return {**params, "layers": split(params["layers"])}
+    def _all_programs(self, params: Params, top_p: bool, next_token: bool, score: bool, guided: bool) -> list[Callable[[], Any]]:
+        """Calls that touch every program once; they share a state and a store."""
+        weights = self.prepare(params)
+        box: dict[str, Any] = {"state": self.new_state(), "store": None}
+        if self.cfg.share_heads or self.cfg.share_decode:
+            box["store"] = self.new_store()
+        one = np.zeros(1, np.int32)
+        todo: list[Callable[[], Any]] = []
 
-    def _new_state(self) -> st.State:
-        self._reach = [0] * self.cfg.slots  # positions filled, as far as the host knows (an upper bound)
-        make = functools.partial(
-            st.new_state, self.spec, self.cfg.slots, self.positions, self.cfg.max_new, self.kv_dtype
-        )  # fmt: skip
+        def store_of(variant: prefill.Variant) -> Any:
+            return box["store"] if variant.context else None
+
+        def prompt(variant: prefill.Variant) -> None:
+            buffer = self.run_prefill(weights, prefill.pack([prefill.Span(one)], variant), store_of(variant))
+            self._touch(box, buffer)
+
+        def step(reach: int, truncated: bool, mask: np.ndarray | None) -> None:
+            width = self.head_width if self.cfg.share_decode else 0
+            for forced in (False, True) if self.cfg.forced_tokens else (False,):
+                p = decode.Plan(self.classes, reach, width, truncated, forced, 1 if mask is not None else self.cfg.check_every)
+                store = box["store"] if self.cfg.share_decode else None
+                box["state"], _ = self.run_decode(weights, box["state"], store, mask, p, 0, 0)
+
+        todo += [functools.partial(prompt, v) for v in self.variants]
+        masks = [None, np.zeros((self.cfg.slots, -(-self.spec.vocab_size // 32)), np.uint32)] if guided else [None]
+        for reach in self.reaches:
+            for truncated in (False, True) if top_p else (False,):
+                todo += [functools.partial(step, reach, truncated, mask) for mask in masks]
+        table = scoring.id_table([[0]])[0]
+        for v in self.variants if next_token else ():
+            packed = prefill.pack([prefill.Span(one)], v)
+            todo.append(functools.partial(lambda p, v: self._next_token(weights, p, [1], table, store_of(v)), packed, v))
+        for v in self.score_variants if score else ():
+            packed = prefill.pack([prefill.Span(one)], v)
+            todo.append(functools.partial(lambda p, v: self._score(weights, p, 1.0, store_of(v)), packed, v))
+        return todo
+
+    def _touch(self, box: dict[str, Any], buffer: kv.KV) -> None:
+        """The small programs that follow a prefill."""
+        nothing = st.Admission(*(np.int32(0), *self._no_admission()))
+        if box["store"] is not None:
+            box["store"] = self.run_keep(box["store"], buffer, 0, 0, 0, 0, 0)
+        for kind in range(len(self.classes)):
+            stores = [None] if self.cfg.share_decode or box["store"] is None else [None, box["store"]]
+            for store in stores:
+                box["state"] = self.run_admit(box["state"], buffer, store, nothing, kind)
+            if self.cfg.share_decode:
+                box["state"] = self.run_admit(box["state"], None, None, nothing, kind)
+            for larger in range(kind + 1, len(self.classes)):
+                box["state"] = self.run_move(box["state"], self.starts[kind], self.starts[larger], (kind, larger))
+        self.run_collect(box["state"], np.zeros(self.collect_size, np.int32))
+
+    def prepare(self, params: Params, decodes: bool = True) -> Weights:
+        """Weights for the programs; the dtype of the final norm is that of the computation (matrices may be quantised)."""
+        dtype, name = params["final_norm"].dtype, signature(params)
+        if not decodes:
+            return Weights(params, {}, name, dtype)
+        function = functools.partial(decode.split_layers, dtype=dtype)
+        split = self.programs.get(("weights", name), function, (params["layers"],))
+        return Weights(params, {**params, "layers": split(params["layers"])}, name, dtype)
+
+    def new_state(self) -> st.State:
+        """All slots free."""
+        make = functools.partial(st.new_state, self.spec, self.classes, self.cfg.max_new, self.kv_dtype)
         return self.programs.get(("state",), make, (), out_shardings=self._state_sharding())()
 
-    def _prefill(self, weights: Params, packed: prefill.Packed) -> st.PromptKV:
+    def new_store(self) -> kv.KV:
+        """An empty store of shared heads, stacked."""
+        make = functools.partial(kv.empty, (self.spec.layers, self.cfg.heads), self.spec, self.head_width, self.kv_dtype)
+        return self.programs.get(("store",), make, (), out_shardings=self._sharding(None, None, "tensor"))()
+
+    def run_prefill(self, weights: Weights, packed: prefill.Packed, store: kv.KV | None) -> kv.KV:
+        """Keys and values of packed spans, stacked."""
         start = time.perf_counter()
-        function = functools.partial(prefill.prefill, spec=self.spec, dtype=weights["embed"].dtype, kv_dtype=self.kv_dtype)
-        args = (weights, packed.tokens, packed.positions, packed.segments)
-        key = ("prefill", packed.bucket, signature(weights))
-        buffer = self.programs.get(key, function, args, out_shardings=self._sharding(None, "tensor"))(*args)
-        jax.block_until_ready(buffer)
-        self.stats.prefill_tokens += int((packed.segments > 0).sum())
-        self.stats.prefill_seconds += time.perf_counter() - start
-        return buffer
-
-    def _admit(self, state: st.State, buffer: st.PromptKV, admission: st.Admission) -> st.State:
-        args, shape = (state, buffer, admission), buffer.keys[0].shape
-        key = ("admit", (shape[0], shape[3]))
-        return self.programs.get(key, st.admit, args, donate_argnums=0, out_shardings=self._state_sharding())(*args)
-
-    def _decode(
-        self, weights: Params, state: st.State, reach: int, truncated: bool, steps: int, leave_at: int
-    ) -> tuple[st.State, jax.Array, jax.Array]:
+        store = store if packed.variant.context else None
         function = functools.partial(
-            decode.decode, spec=self.spec, stop_ids=self.stop_ids, reach=reach, truncated=truncated, dtype=weights["embed"].dtype
+            prefill.prefill, spec=self.spec, variant=packed.variant, dtype=weights.dtype, kv_dtype=self.kv_dtype
         )
-        args = (weights, state, np.int32(steps), np.int32(leave_at))
-        key = ("decode", reach, "truncated" if truncated else "full", signature(weights))
-        sharding = self._state_sharding()
-        out = None if sharding is None else (sharding, None, None)
-        return self.programs.get(key, function, args, donate_argnums=1, out_shardings=out)(*args)
+        args = (weights.stacked, *packed.arrays, store)
+        key = ("prefill", packed.variant, weights.signature)
+        out = self.programs.get(key, function, args, out_shardings=self._sharding(None, None, "tensor"))(*args)
+        jax.block_until_ready(out) if not self.cfg.read_lag else None
+        self.stats.prefill_tokens += packed.used
+        self.stats.prefill_seconds += time.perf_counter() - start
+        return out
 
-    def _bucket_for(self, rows: list[SharedRow], lengths: list[int]) -> prefill.Bucket:
-        """The smallest program that holds all rows, or the largest."""
-        widest = max(row.size(lengths) for row in rows)
-        fits = (b for b in self.prompt_buckets if b[0] >= len(rows) and b[1] >= widest)
-        return next(fits, self.prompt_buckets[-1])
+    def run_keep(self, store: kv.KV, buffer: kv.KV, row: int, parent: int, length: int, packed_row: int, offset: int) -> kv.KV:
+        """A store with a head in its row."""
+        args = (store, buffer, *(np.int32(x) for x in (row, parent, length, packed_row, offset)))
+        key = ("keep", buffer.keys.shape)
+        return self.programs.get(key, st.keep, args, donate_argnums=0, out_shardings=self._sharding(None, None, "tensor"))(*args)
 
-    def _next_token(self, params: Params, batch: scoring.SharedBatch, table: np.ndarray) -> np.ndarray:
-        start, bucket = time.perf_counter(), batch.tokens.shape
-        last = np.zeros(self._batch(bucket), np.int32)
-        last[: len(batch.last)] = batch.last
-        function = functools.partial(scoring.next_token_program, spec=self.spec, dtype=params["embed"].dtype)
-        args = (params, batch.tokens, batch.positions, batch.segments, batch.parents, last, table)
-        key = ("next token", bucket, len(table), signature(params))
-        probs = np.asarray(self.programs.get(key, function, args)(*args))[: len(batch.last)]
-        self._count_scoring(batch.segments, start)
+    def run_admit(
+        self, state: st.State, buffer: kv.KV | None, store: kv.KV | None, admission: st.Admission, kind: int
+    ) -> st.State:
+        """A state in which the admission's slots, all of class `kind`, have begun."""
+        if buffer is None:  # prompts that are all head
+            buffer = self.programs.get(("nothing",), functools.partial(
+                kv.empty, (self.spec.layers, 1), self.spec, prefill.BLOCK, self.kv_dtype), ())()  # fmt: skip
+        function = functools.partial(st.admit, kind=kind, first=self.starts[kind], width=self.head_width, copy=store is not None)
+        args, key = (state, buffer, store, admission), ("admit", kind, buffer.keys.shape, store is not None)
+        return self.programs.get(key, function, args, donate_argnums=0, out_shardings=self._state_sharding())(*args)
+
+    def run_move(self, state: st.State, source: int, target: int, kinds: tuple[int, int]) -> st.State:
+        """A state in which one row goes on in a slot of a larger class."""
+        function = functools.partial(st.move, kinds=kinds, firsts=(self.starts[kinds[0]], self.starts[kinds[1]]))
+        args = (state, np.int32(source), np.int32(target))
+        return self.programs.get(("move", kinds), function, args, donate_argnums=0, out_shardings=self._state_sharding())(*args)
+
+    def run_collect(self, state: st.State, slots: np.ndarray) -> st.Drawings:
+        """What slots have drawn, as copies."""
+        args = (state.drawings, slots)
+        return self.programs.get(("collect", len(slots)), st.collect, args)(*args)
+
+    def run_decode(
+        self,
+        weights: Weights,
+        state: st.State,
+        store: kv.KV | None,
+        mask: np.ndarray | None,
+        p: decode.Plan,
+        steps: int,
+        leave_at: int,
+    ) -> tuple[st.State, st.Report]:
+        """One dispatch."""
+        function = functools.partial(decode.decode, spec=self.spec, stop_ids=self.stop_ids, plan=p, dtype=weights.dtype)
+        args = (weights.split, state, store, mask, np.int32(steps), np.int32(leave_at))
+        key = ("decode", p, store is not None, "guided" if mask is not None else "free", weights.signature)
+        sharding = None if self.mesh is None else (self._state_sharding(), None)
+        return self.programs.get(key, function, args, donate_argnums=1, out_shardings=sharding)(*args)
+
+    def _next_token(
+        self, weights: Weights, packed: prefill.Packed, lengths: list[int], table: np.ndarray, store: kv.KV | None
+    ) -> np.ndarray:
+        start = time.perf_counter()
+        last = np.zeros(scoring.most_sequences(packed.variant), np.int32)
+        T = packed.variant.shape[1]
+        for i, (row, at) in enumerate(packed.places):
+            block = at // prefill.BLOCK
+            last[i] = row * T + at + lengths[i] - int(packed.head_lengths[row, block]) - 1
+        function = functools.partial(scoring.next_token_program, spec=self.spec, variant=packed.variant, dtype=weights.dtype)
+        args = (weights.stacked, last, table, *packed.arrays, store if packed.variant.context else None)
+        key = ("next token", packed.variant, len(table), weights.signature)
+        probs = np.asarray(self.programs.get(key, function, args)(*args))[: len(packed.places)]
+        self._count_scoring(packed, start)
         return probs
 
-    def _score(self, params: Params, packed: prefill.Packed, temperature: float) -> np.ndarray:
+    def _score(self, weights: Weights, packed: prefill.Packed, temperature: float, store: kv.KV | None) -> np.ndarray:
         start = time.perf_counter()
-        function = functools.partial(scoring.score_program, spec=self.spec, dtype=params["embed"].dtype)
-        args = (
-            params, packed.tokens, packed.positions, packed.segments, scoring.shifted_targets(packed.tokens),
-            np.float32(temperature),
-        )  # fmt: skip
-        key = ("score", packed.bucket, signature(params))
-        logp = np.asarray(self.programs.get(key, function, args)(*args))
-        self._count_scoring(packed.segments, start)
+        function = functools.partial(scoring.score_program, spec=self.spec, variant=packed.variant, dtype=weights.dtype)
+        targets = scoring.shifted_targets(packed.tokens)
+        args = (weights.stacked, targets, np.float32(temperature), *packed.arrays, store if packed.variant.context else None)
+        logp = np.asarray(self.programs.get(("score", packed.variant, weights.signature), function, args)(*args))
+        self._count_scoring(packed, start)
         return logp
 
-    def _count_scoring(self, segments: np.ndarray, start: float) -> None:
-        self.stats.prefill_tokens += int((segments > 0).sum())
+    def _count_scoring(self, packed: prefill.Packed, start: float) -> None:
+        self.stats.prefill_tokens += packed.used
         self.stats.prefill_seconds += time.perf_counter() - start
-
-    def _batch(self, bucket: prefill.Bucket) -> int:
-        """Most sequences of one scoring program: bounds its logits."""
-        return max(1, bucket[0] * bucket[1] // 16)
 
     def _no_admission(self) -> tuple[Any, ...]:
         zeros = np.zeros(self.cfg.slots, np.int32)
-        return zeros, zeros, zeros, st.new_rows(self.cfg.slots)
+        forced = np.full((self.cfg.slots, self.cfg.forced_tokens), st.FREE, np.int32)
+        return zeros, zeros, zeros, zeros, zeros, forced, st.new_rows(self.cfg.slots)
 
     # ---- mesh ----------------------------------------------------------------------------------------------------------
 
-    def _check_mesh(self) -> None:
+    def _shards(self) -> int:
+        """Devices that slots and packed rows are dealt to."""
         if self.mesh is None:
-            return
+            return 1
         shards = math.prod(self.mesh.shape.get(axis, 1) for axis in ("data", "fsdp"))
-        if self.cfg.slots % shards:
-            raise UserError(f"sampler.slots = {self.cfg.slots} does not divide over {shards} devices", where="sampler.slots",
-                            expected=f"a multiple of {shards}", nearest=str(_round_up(self.cfg.slots, shards)))  # fmt: skip
+        for n, _ in self.classes:
+            if n % shards:
+                raise UserError(f"sampler.slots: {n} slots of a class do not divide over {shards} devices", where="sampler.slots",
+                                expected=f"a multiple of {shards}", nearest=str(prefill.round_up(n, shards)))  # fmt: skip
+        return shards
 
     def _sharding(self, *axes: Any) -> NamedSharding | None:
         """Of keys and values: kv heads over 'tensor' where they divide; None without a mesh."""
@@ -330,7 +382,7 @@ class Engine:
         if self.mesh is None:
             return None
         slots = tuple(a for a in ("data", "fsdp") if a in self.mesh.shape)
-        kv = self._sharding(slots, "tensor")
-        a_slot = self._sharding(slots)
-        shape = jax.eval_shape(lambda: st.new_state(self.spec, 1, 1, 1, self.kv_dtype))
-        return jax.tree.map(lambda leaf: kv if leaf.ndim == 4 else a_slot, shape)
+        a_kv, a_slot = self._sharding(slots, "tensor"), self._sharding(slots)
+        shape = jax.eval_shape(lambda: st.new_state(self.spec, ((1, 1),) * len(self.classes), 1, self.kv_dtype))
+        is_kv = lambda path: path[0].name == "own"  # noqa: E731
+        return jax.tree_util.tree_map_with_path(lambda path, leaf: a_kv if is_kv(path) else a_slot, shape)

@@ -179,6 +179,12 @@ class GuidedRows:
         if not matcher.consume_token(int(token)):
             raise UserError(f"token {token} is outside the grammar: {_reason(matcher)}", where=where)
 
+    def move(self, slot: int, to: int) -> None:
+        """The text goes on in another slot."""
+        if slot in self._running:
+            self._running[to] = self._running.pop(slot)
+            self.stop(slot)
+
     def stop(self, slot: int) -> None:
         """The slot is free, or holds an unguided text from now on."""
         self._running.pop(slot, None)

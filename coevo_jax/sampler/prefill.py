@@ -1,6 +1,10 @@
-"""Prefill of prompts packed into rows, and the plan (on the host) of what is packed where.
+"""Packed prefill: tails of sequences, each going on from a shared head or from nothing, in one program.
 
-Axes: P packed rows, T positions of a row, K kv heads, d head width.
+Sequences lie in rows one behind the other; a block of BLOCK tokens holds tails of one head only, so attention goes block by
+block: to the blocks just before it (as many as the longest tail reaches over) and to its head. A long row then costs no square of
+its length, and short tails cost no padding.
+
+Axes: L layers, P packed rows, T positions of a row, N blocks of a row, K kv heads, d head width, W positions of a head.
 """
 
 from __future__ import annotations
@@ -12,93 +16,159 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from coevo_jax.models.attention import packed_attention
-from coevo_jax.models.forward import attention_inputs, attention_output, embed, mlp_block
+from coevo_jax.models.forward import attention_inputs, attention_output, embed, layer_constants, mlp_block, rms_norm
 from coevo_jax.models.rope import rope_tables
 from coevo_jax.models.spec import ModelSpec
-from coevo_jax.sampler.decode import rope_variant
-from coevo_jax.sampler.state import PromptKV
+from coevo_jax.sampler.block_attention import BLOCK, Context, block_attention
+from coevo_jax.sampler.kv import KV, encode
 
-Bucket = tuple[int, int]  # (rows, positions a row) of a compiled program
+Shape = tuple[int, int]  # (rows, positions a row) of a compiled program
 
 
-def buckets(longest: int, budget: int, least: int = 32) -> list[Bucket]:
-    """Program shapes, smallest first: one short row up to as many rows of the longest length as the token budget holds."""
-    widest = -(-longest // least) * least
-    short = sorted({-(-max(widest // share, least) // least) * least for share in (4, 2, 1)})
-    most = max(1, budget // widest)
-    rows = sorted({min(1 << i, most) for i in range(1, most.bit_length() + 1)} - {1})
-    return [(1, width) for width in short] + [(r, widest) for r in rows if r > 1]
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """Tokens to prefill, their first position, and the row and length of the head before them (length 0 = none)."""
+
+    tokens: np.ndarray
+    start: int = 0
+    head: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """What a program is compiled for: its shape, the longest span, and how wide heads may be (0 = there are none)."""
+
+    shape: Shape
+    longest: int
+    context: int
 
 
 @dataclasses.dataclass
 class Packed:
-    """Arrays of one packed batch [P,T] and, for each sequence, its row and offset."""
+    """Arrays of one packed batch [P,T] and [P,N], and for each span its row and offset."""
 
-    bucket: Bucket
+    variant: Variant
     tokens: np.ndarray
     positions: np.ndarray
     segments: np.ndarray
+    heads: np.ndarray  # [P,N] row of the store
+    head_lengths: np.ndarray  # [P,N]
     places: list[tuple[int, int]]
 
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """What the program takes."""
+        return self.tokens, self.positions, self.segments, self.heads, self.head_lengths
 
-def fit(lengths: Sequence[int], bucket: Bucket) -> list[tuple[int, int]] | None:
-    """First-fit places (row, offset) of sequences in order, or None when they do not all fit."""
-    filled = [0] * bucket[0]
-    places = []
-    for n in lengths:
-        row = next((r for r, used in enumerate(filled) if used + n <= bucket[1]), None)
-        if row is None:
-            return None
-        places.append((row, filled[row]))
-        filled[row] += n
+    @property
+    def used(self) -> int:
+        """Tokens that are not padding."""
+        return int((self.segments > 0).sum())
+
+
+def round_up(n: int, step: int) -> int:
+    return -(-n // step) * step
+
+
+def variants(longest: int, budget: int, rows: int, contexts: bool) -> list[Variant]:
+    """Programs, smallest first; no span is longer than the row of the largest. budget: its tokens, over all rows.
+
+    The largest shape has a cheaper program for short spans, and two widths of heads.
+    """
+    most = round_up(max(longest, budget // rows), BLOCK)
+    whole = round_up(longest, BLOCK)
+    sizes = sorted({min(whole, 2 * BLOCK), min(max(whole, most // 4), most), most})
+    out = []
+    for T in sizes:
+        spans = sorted({min(2 * BLOCK, whole), whole} if most == T else {min(whole, T)})
+        half = [round_up(whole // 2, BLOCK)] if most == T else []
+        for width in sorted({0, *half, whole} if contexts else {0}):
+            out += [Variant((rows, T), n, width) for n in spans]
+    return out
+
+
+def fill(spans: Sequence[Span], shape: Shape) -> list[tuple[int, int]]:
+    """Places (row, offset) of as many leading spans as fit; a new head begins a new block."""
+    P, T = shape
+    row, at, places = 0, 0, []
+    last: tuple[int, int] | None = None
+    for span in spans:
+        head = (span.head, span.start)
+        if last is not None and head != last:
+            at = round_up(at, BLOCK)
+        if at + len(span.tokens) > T:
+            row, at = row + 1, 0
+        if row >= P or len(span.tokens) > T:
+            break
+        places.append((row, at))
+        at, last = at + len(span.tokens), head
     return places
 
 
-def take(lengths: Sequence[int], shapes: Sequence[Bucket], wanted: int, at_most: int) -> tuple[int, Bucket]:
-    """How many of the leading sequences to pack, and into which shape: the smallest that holds `wanted` of them (else as many
-    as the largest holds), then further ones as long as they fit into the padding."""
-    count = max(n for n in range(1, min(wanted, at_most) + 1) if fit(lengths[:n], shapes[-1]) is not None)
-    bucket = next(b for b in shapes if fit(lengths[:count], b) is not None)
-    while count < min(len(lengths), at_most) and fit(lengths[: count + 1], bucket) is not None:
-        count += 1
-    return count, bucket
+def choose(spans: Sequence[Span], shapes: Sequence[Variant], at_most: int) -> tuple[int, Variant]:
+    """How many leading spans to pack and into which program: the smallest that holds all, else what the largest holds."""
+    todo = spans[:at_most]
+    longest, widest = max(len(s.tokens) for s in todo), max(s.start for s in todo)
+    fitting = [v for v in shapes if v.longest >= longest and v.context >= widest]
+    best = next((v for v in fitting if len(fill(todo, v.shape)) == len(todo)), fitting[-1])
+    count = len(fill(todo, best.shape))
+    longest, widest = max(len(s.tokens) for s in todo[:count]), max(s.start for s in todo[:count])
+    return count, next(v for v in shapes if v.shape == best.shape and v.longest >= longest and v.context >= widest)
 
 
-def pack(sequences: Sequence[np.ndarray], bucket: Bucket) -> Packed:
-    """Sequences in first-fit order; segment ids count from 1, positions restart with each."""
-    places = fit([len(s) for s in sequences], bucket)
-    if places is None:
-        raise ValueError(f"sequences of {[len(s) for s in sequences]} tokens do not fit into {bucket}")
-    packed = Packed(bucket, np.zeros(bucket, np.int32), np.zeros(bucket, np.int32), np.zeros(bucket, np.int32), places)
-    for i, (ids, (row, start)) in enumerate(zip(sequences, places)):
-        where = np.s_[row, start : start + len(ids)]
-        packed.tokens[where], packed.positions[where], packed.segments[where] = ids, np.arange(len(ids)), i + 1
-    return packed
+def pack(spans: Sequence[Span], variant: Variant) -> Packed:
+    """Spans in order; segment ids count from 1 in each batch, positions go on from the head."""
+    P, T = variant.shape
+    places = fill(spans, variant.shape)
+    if len(places) < len(spans):
+        raise ValueError(f"spans of {[len(s.tokens) for s in spans]} tokens do not fit into {variant}")
+    tokens, positions, segments = np.zeros((3, P, T), np.int32)
+    heads, lengths = np.zeros((2, P, T // BLOCK), np.int32)
+    for i, (span, (row, at)) in enumerate(zip(spans, places)):
+        where = np.s_[row, at : at + len(span.tokens)]
+        tokens[where], segments[where] = span.tokens, i + 1
+        positions[where] = span.start + np.arange(len(span.tokens))
+        blocks = np.s_[row, at // BLOCK : -(-(at + len(span.tokens)) // BLOCK)]
+        heads[blocks], lengths[blocks] = span.head, span.start
+    return Packed(variant, tokens, positions, segments, heads, lengths, places)
 
 
-def prefill(
+def packed_forward(
     params: dict[str, Any],
     tokens_PxT: jax.Array,
     positions_PxT: jax.Array,
     segments_PxT: jax.Array,
+    heads_PxN: jax.Array,
+    lengths_PxN: jax.Array,
+    store: KV | None,
     *,
     spec: ModelSpec,
+    variant: Variant,
     dtype: Any,
-    kv_dtype: Any,
-) -> PromptKV:
-    """Keys and values of packed prompts, in the slots' layout. The last layer's output is not needed: no logits are made here,
-    because a slot's first decode step feeds the prompt's last token."""
+    kv_dtype: Any = None,
+) -> tuple[jax.Array, KV | None]:
+    """Final hidden states [P,T,D] and, where kv_dtype is given, the tokens' keys and values (stacked [L,P,...])."""
     x = embed(params, tokens_PxT, dtype)
     cos, sin = rope_tables(spec, positions_PxT)
-    keys, values = [], []
-    for i, layer in enumerate(params["layers"]):
-        r = rope_variant(spec, i)
-        q, k, v = attention_inputs(layer, spec, x, cos[r], sin[r])
-        keys.append(k.astype(kv_dtype).transpose(0, 2, 3, 1))
-        values.append(v.astype(kv_dtype).transpose(0, 2, 1, 3))
-        window = jnp.int32(spec.window_of[i]) if spec.windows else None
-        attended = packed_attention(q, k, v, positions_PxT, segments_PxT, window)
+
+    def block(x: jax.Array, scanned: Any) -> tuple[jax.Array, KV | None]:
+        layer, constants, index = scanned
+        q, k, v = attention_inputs(layer, spec, x, cos[constants["rope"]], sin[constants["rope"]])
+        context = None if store is None or not variant.context else Context(store, index, heads_PxN, lengths_PxN, variant.context)
+        window = constants["window"] if spec.windows else None
+        attended = block_attention(q, k, v, positions_PxT, segments_PxT, variant.longest, context, window)
         x = mlp_block(layer, spec, attention_output(layer, spec, x, attended))
-    return PromptKV(keys=tuple(keys), values=tuple(values))
+        return x, None if kv_dtype is None else encode(k, v, kv_dtype)
+
+    scanned = (params["layers"], layer_constants(spec), jnp.arange(spec.layers, dtype=jnp.int32))
+    x, kv = lax.scan(block, x, scanned)
+    return rms_norm(x, params["final_norm"], spec.norm_eps), kv
+
+
+def prefill(*args: Any, spec: ModelSpec, variant: Variant, dtype: Any, kv_dtype: Any) -> KV:
+    """Keys and values of packed spans, stacked. No logits are made: a slot's first decode step feeds the prompt's last token."""
+    kv = packed_forward(*args, spec=spec, variant=variant, dtype=dtype, kv_dtype=kv_dtype)[1]
+    assert kv is not None
+    return kv

@@ -1,4 +1,4 @@
-"""The scheduler's queue: which samples wait, where their prompts' keys and values lie. Counts and ids only; no clock.
+"""The scheduler's queue: which samples wait, which prompts they need, which heads those share. Counts and ids only; no clock.
 
 Order: longest allowed completion first, then the order of the requests, then the samples of each.
 """
@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from coevo_jax.sampler.keys import row_key
-from coevo_jax.sampler.prefill import Bucket, Packed, pack, take
+from coevo_jax.sampler.prefill import Span
 from coevo_jax.sampler.requests import Request
-from coevo_jax.sampler.state import Admission, new_rows
+from coevo_jax.sampler.state import FREE, Admission, new_rows
+from coevo_jax.sampler.tree import Tree, flat, plan
 
 
 @dataclasses.dataclass
@@ -28,71 +29,70 @@ class Sample:
 
 @dataclasses.dataclass
 class Stored:
-    """A prompt's place in a prefilled buffer."""
+    """Where a prompt's tail lies, prefilled."""
 
-    buffer: Any  # PromptKV
+    buffer: Any  # stacked KV
     row: int
     offset: int
 
 
 class Queue:
-    """Waiting samples, and the prefilled prompts that they still need."""
+    """Waiting samples, and their prompts' tails as far as they are prefilled. A prompt's last token is left out: the slot's first
+    decode step feeds it.
 
-    def __init__(self, requests: Sequence[Request], seed: int, most_prompts: int):
-        self.requests, self.seed, self.most_prompts = requests, seed, most_prompts
+    least: tokens that a shared head must save (0 = no sharing); own_heads: a prompt of several samples is itself a head.
+    """
+
+    def __init__(self, requests: Sequence[Request], seed: int, least: int, deepest: int, own_heads: bool):
+        self.requests, self.seed = requests, seed
         numbers: dict[bytes, int] = {}
         of = [numbers.setdefault(r.prompt.tobytes(), len(numbers)) for r in requests]  # equal prompts are prefilled once
-        self.prompts = {of[i]: r.prompt for i, r in enumerate(requests)}
+        by_number = {of[i]: r.prompt for i, r in enumerate(requests)}
+        self.prompts = [by_number[n] for n in range(len(numbers))]
         order = sorted(range(len(requests)), key=lambda i: (-requests[i].sampling.max_new_tokens, i))
         self.waiting = [Sample(i, s, of[i]) for i in order for s in range(requests[i].n)]
-        self.uses = dict.fromkeys(self.prompts, 0)
+        self.uses = [0] * len(self.prompts)
         for sample in self.waiting:
             self.uses[sample.prompt] += 1
+        limits = [len(p) - 1 for p in self.prompts]
+        uses = self.uses if own_heads else None
+        self.tree: Tree = plan(self.prompts, limits, least, deepest, uses) if least else flat(len(self.prompts))
         self.stored: dict[int, Stored] = {}
 
     def __len__(self) -> int:
         return len(self.waiting)
 
-    def next_prefill(self, free: int, shapes: Sequence[Bucket]) -> tuple[Packed, list[int]] | None:
-        """Prompts to prefill so that the next `free` samples can start, with what else fits into the same program; None if all
-        are there. A prompt's last token is left out: the slot's first decode step feeds it."""
-        missing = list(dict.fromkeys(s.prompt for s in self.waiting if s.prompt not in self.stored))
-        needed = len({s.prompt for s in self.waiting[:free]} - set(self.stored))
-        if not needed:
-            return None
-        heads = [self.prompts[p][:-1] for p in missing]
-        count, bucket = take([len(h) for h in heads], shapes, needed, self.most_prompts)
-        return pack(heads[:count], bucket), missing[:count]
+    def tail(self, prompt: int, head_row: int) -> Span:
+        """What of a prompt must be prefilled after its head."""
+        start = self.tree.start(prompt)
+        return Span(self.prompts[prompt][start:-1], start, head_row)
 
-    def store(self, packed: Packed, prompts: Sequence[int], buffer: Any) -> None:
-        """Note where prefilled prompts lie."""
-        for prompt, (row, offset) in zip(prompts, packed.places):
-            self.stored[prompt] = Stored(buffer, row, offset)
+    def own_length(self, prompt: int, shared: bool) -> int:
+        """Own positions that a sample starts with."""
+        return len(self.prompts[prompt]) - 1 - (self.tree.start(prompt) if shared else 0)
 
-    def admit(self, free: Sequence[int], slots: int) -> tuple[dict[int, Sample], list[tuple[Any, Admission]]]:
-        """Give free slots to the leading samples: what each slot now holds, and an admission for each buffer concerned."""
-        given = dict(zip(free, self.waiting))
-        self.waiting = self.waiting[len(given) :]
-        groups: dict[int, list[tuple[int, Sample]]] = {}
-        for slot, sample in given.items():
-            groups.setdefault(id(self.stored[sample.prompt].buffer), []).append((slot, sample))
-        out = [(self.stored[group[0][1].prompt].buffer, self._admission(group, slots)) for group in groups.values()]
-        for sample in given.values():
+    def given(self, samples: Sequence[Sample]) -> None:
+        """The leading samples have left the queue; tails that none of the others needs are forgotten."""
+        self.waiting = self.waiting[len(samples) :]
+        for sample in samples:
             self.uses[sample.prompt] -= 1
             if not self.uses[sample.prompt]:
-                del self.stored[sample.prompt]  # a buffer goes when its last prompt does
-        return given, out
+                self.stored.pop(sample.prompt, None)
 
-    def _admission(self, group: list[tuple[int, Sample]], slots: int) -> Admission:
-        slot, row, offset = (np.zeros(slots, np.int32) for _ in range(3))
-        rows = new_rows(slots)
-        for i, (where, sample) in enumerate(group):
-            place, request = self.stored[sample.prompt], self.requests[sample.index]
-            slot[i], row[i], offset[i] = where, place.row, place.offset
+    def admission(self, group: Sequence[tuple[int, Sample, Stored, int]], slots: int, forced: int, shared: bool) -> Admission:
+        """An admission of (slot, sample, place, row of its head) that one buffer serves."""
+        slot, row, offset, head, length = (np.zeros(slots, np.int32) for _ in range(5))
+        tokens, rows = np.full((slots, forced), FREE, np.int32), new_rows(slots)
+        for i, (where, sample, place, head_row) in enumerate(group):
+            request, start = self.requests[sample.index], self.tree.start(sample.prompt)
+            slot[i], row[i], offset[i], head[i], length[i] = where, place.row, place.offset, head_row, start
             rows.active[i] = True
-            rows.last[i], rows.length[i] = request.prompt[-1], len(request.prompt) - 1
+            rows.last[i], rows.length[i] = request.prompt[-1], self.own_length(sample.prompt, shared)
+            rows.base[i], rows.head[i] = (start, head_row) if shared else (0, 0)
             rows.key[i] = row_key(self.seed, request.role, request.update, request.request, sample.number)
             s = request.sampling
             rows.temperature[i], rows.top_p[i], rows.top_k[i] = s.temperature, s.top_p, s.top_k
             rows.max_new[i], rows.min_new[i] = s.max_new_tokens, s.min_new_tokens
-        return Admission(count=np.int32(len(group)), slot=slot, packed_row=row, offset=offset, rows=rows)
+            if request.forced is not None:
+                tokens[i, : len(request.forced)] = request.forced
+        return Admission(np.int32(len(group)), slot, row, offset, head, length, tokens, rows)

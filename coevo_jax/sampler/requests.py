@@ -24,6 +24,7 @@ class Request:
     request: int
     sampling: Sampling
     grammar: Any = None  # sampler.guided.Grammar: the completion is one of its texts
+    forced: np.ndarray | None = None  # int32: the first tokens of every completion, not drawn (their log-probs are recorded)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,4 +74,10 @@ def check_request(r: Request, cfg: SamplerConfig, vocab: int) -> Request:
     check_sampling(r.sampling, cfg, where)
     if r.grammar is not None and r.sampling.min_new_tokens:
         raise UserError("a guided text ends where its grammar does", where=where, expected="min_new_tokens = 0")
+    if r.forced is not None:
+        room = min(cfg.forced_tokens, r.sampling.max_new_tokens)
+        forced = check_prompt(r.forced, cfg.max_new, vocab, f"forced tokens of {where}")
+        if len(forced) > room:
+            raise UserError(f"{len(forced)} tokens are forced", where=where, expected=f"at most {room} (sampler.forced_tokens)")
+        r = dataclasses.replace(r, forced=forced)
     return dataclasses.replace(r, prompt=check_prompt(r.prompt, cfg.max_prompt, vocab, where))

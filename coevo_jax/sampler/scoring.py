@@ -1,40 +1,37 @@
 """Scoring without decoding, in packed prefill: next-token probabilities and log-probs of given continuations.
 
+Sequences that begin alike share their beginning through the same prefix tree and head store as the slots' prompts.
+
 Axes: P packed rows, T positions of a row, M sequences of a batch, U distinct token ids asked for, V vocabulary.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from coevo_jax.models.forward import forward, unembed
+from coevo_jax.models.forward import unembed
 from coevo_jax.models.logprobs import token_logprobs
-from coevo_jax.models.prefix import SharedRow
 from coevo_jax.models.spec import ModelSpec
+from coevo_jax.sampler.prefill import Packed, Span, Variant, choose, pack, packed_forward
+from coevo_jax.sampler.run import store_heads
+from coevo_jax.sampler.tree import Heads, Tree
+
+if TYPE_CHECKING:
+    from coevo_jax.sampler.engine import Engine, Weights
 
 IDS_STEP = 64  # the id list of a program is padded to a multiple of this
 
 
 def next_token_program(
-    params: dict[str, Any],
-    tokens_PxT: jax.Array,
-    positions_PxT: jax.Array,
-    segments_PxT: jax.Array,
-    parents_PxT: jax.Array,
-    last_M: jax.Array,
-    ids_U: jax.Array,
-    *,
-    spec: ModelSpec,
-    dtype: Any,
+    params: dict[str, Any], last_M: jax.Array, ids_U: jax.Array, *batch: Any, spec: ModelSpec, variant: Variant, dtype: Any
 ) -> jax.Array:
     """Probability of each id after flat position last[m], [M,U] float32: the softmax is over the whole vocabulary."""
-    hidden = forward(params, spec, tokens_PxT, positions_PxT, segments_PxT, dtype=dtype, parent_ids_BxT=parents_PxT)
+    hidden, _ = packed_forward(params, *batch, spec=spec, variant=variant, dtype=dtype)
     at_last = jnp.take(hidden.reshape(-1, hidden.shape[2]), last_M, axis=0)
     probs = jax.nn.softmax(unembed(params, spec, at_last), axis=1)
     return jnp.take(probs, ids_U, axis=1)
@@ -42,48 +39,57 @@ def next_token_program(
 
 def score_program(
     params: dict[str, Any],
-    tokens_PxT: jax.Array,
-    positions_PxT: jax.Array,
-    segments_PxT: jax.Array,
     targets_PxT: jax.Array,
     temperature: jax.Array,
-    *,
+    *batch: Any,
     spec: ModelSpec,
+    variant: Variant,
     dtype: Any,
 ) -> jax.Array:
     """Log-prob of targets[p,t] after position (p,t), [P,T] float32."""
-    hidden = forward(params, spec, tokens_PxT, positions_PxT, segments_PxT, dtype=dtype)
+    hidden, _ = packed_forward(params, *batch, spec=spec, variant=variant, dtype=dtype)
     return token_logprobs(params, spec, hidden, targets_PxT, temperature)[0]
 
 
-@dataclasses.dataclass
-class SharedBatch:
-    """Arrays [P,T] of rows with shared heads; `last`: flat position of each sequence's last token, `members`: which they are."""
-
-    tokens: np.ndarray
-    positions: np.ndarray
-    segments: np.ndarray
-    parents: np.ndarray
-    members: list[int]
-    last: list[int]
+def most_sequences(variant: Variant) -> int:
+    """Most sequences of one program: bounds its logits."""
+    return max(1, variant.shape[0] * variant.shape[1] // 16)
 
 
-def pack_shared(rows: Sequence[SharedRow], sequences: Sequence[np.ndarray], bucket: tuple[int, int]) -> SharedBatch:
-    """One row of the program a SharedRow: the head as segment 1, then the tails, each with the head as its parent."""
-    tokens, positions, segments, parents = np.zeros((4, *bucket), np.int32)
-    batch = SharedBatch(tokens, positions, segments, parents, [], [])
-    for r, row in enumerate(rows):
-        pieces = [(sequences[row.members[0]][: row.head], 0, 0)] + [(sequences[i][row.head :], row.head, 1) for i in row.members]
-        at = 0
-        for segment, (ids, start, parent) in enumerate(pieces, start=1):
-            where = np.s_[r, at : at + len(ids)]
-            batch.tokens[where], batch.positions[where] = ids, start + np.arange(len(ids))
-            batch.segments[where], batch.parents[where] = segment, parent if row.head else 0
-            at += len(ids)
-            if segment > 1:
-                batch.last.append(r * bucket[1] + at - 1)
-        batch.members += row.members
-    return batch
+def walk(
+    engine: Engine,
+    weights: Weights,
+    sequences: Sequence[np.ndarray],
+    tree: Tree,
+    shapes: Sequence[Variant],
+    run: Callable[[Packed, list[int], Any], None],
+) -> None:
+    """Give every sequence's tail to `run(packed, which sequences, store)`, heads prefilled before those that need them."""
+    heads = Heads(tree, engine.cfg.heads, [1] * len(sequences))
+    store = engine.new_store() if tree.nodes else None
+    order, at = list(tree.order), 0
+    while at < len(order):
+        nodes: set[int] = set()
+        missing: list[int] = []
+        end = at
+        while end < len(order) and (room := heads.make_room(order[end], nodes)) is not None:
+            missing += room
+            nodes |= set(tree.path(tree.node_of[order[end]]))
+            end += 1
+        if missing:
+            store = store_heads(engine, weights, sequences, heads, missing, store)
+        spans = []
+        for i in order[at:end]:
+            start = tree.start(i)
+            spans.append(Span(sequences[i][start:], start, heads.row.get(tree.node_of[i], 0)))
+        while spans:
+            count, variant = choose(spans, shapes, min(len(spans), most_sequences(shapes[-1])))
+            while count > most_sequences(variant):
+                count = most_sequences(variant)
+            run(pack(spans[:count], variant), order[at : at + count], store)
+            for i in order[at : at + count]:
+                heads.done(i)
+            spans, at = spans[count:], at + count
 
 
 def id_table(forms: Sequence[Sequence[int]]) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -103,6 +109,6 @@ def distinct(sequences: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[in
     return [first[n] for n in range(len(numbers))], which
 
 
-def shifted_targets(packed_tokens_PxT: np.ndarray) -> np.ndarray:
-    """Target of each position: the next token of its row (what crosses a segment's end is not read)."""
-    return np.concatenate([packed_tokens_PxT[:, 1:], np.zeros_like(packed_tokens_PxT[:, :1])], axis=1)
+def shifted_targets(tokens_PxT: np.ndarray) -> np.ndarray:
+    """Target of each position: the next token of its row (what crosses a span's end is not read)."""
+    return np.concatenate([tokens_PxT[:, 1:], np.zeros_like(tokens_PxT[:, :1])], axis=1)

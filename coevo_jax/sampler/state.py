@@ -1,10 +1,11 @@
 """The engine's device state: keys and values of every slot, what each slot is doing, what it has drawn.
 
-Keys and values are one array a layer, keys [slots, K, d, S] and values [slots, K, S, d]: on the CPU both products of the
-attention then run along contiguous memory inside one fused loop, and a token's row is scattered in place (a stacked array would
-be sliced out, layer by layer, every step). A slot's first `length` positions are filled: prompt, then its own tokens.
+Slots come in length classes: class c has n slots of S_c positions, slots are numbered through the classes. Keys and values are
+one array a layer and class (a stacked array would be sliced out, layer by layer, every step). A slot's own positions hold what
+follows its shared head (all of its prompt where none is shared), then its own tokens; a row that fills its class stops as FULL,
+keeps everything, and goes on after a move.
 
-Axes: B slots, L layers, K kv heads, d head width, S key positions, N tokens drawn, P packed rows, T positions of a packed row.
+Axes: B slots, L layers, C classes, N tokens drawn, F forced tokens, P packed rows, T positions of a packed row.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from flax import struct
 from jax import lax
 
 from coevo_jax.models.spec import ModelSpec
+from coevo_jax.sampler.kv import KV, empty, head_of, splice
 
-RUNNING, STOP, LENGTH = 0, 1, 2
+RUNNING, STOP, LENGTH, FULL = 0, 1, 2, 3
 FINISH = {STOP: "stop", LENGTH: "length"}
+FREE = -1  # entry of Drawings.tokens that nothing forces
 
 
 @struct.dataclass
@@ -29,9 +32,11 @@ class Rows:
     """What each slot is doing; every field is [B]. All per request, so no value of them ever needs a compile."""
 
     active: jax.Array  # bool
-    finish: jax.Array  # int32: RUNNING, STOP or LENGTH
+    finish: jax.Array  # int32: RUNNING, STOP, LENGTH or FULL
     last: jax.Array  # int32: the token to feed next
-    length: jax.Array  # int32: positions filled
+    length: jax.Array  # int32: own positions filled
+    base: jax.Array  # int32: length of the shared head before them
+    head: jax.Array  # int32: row of the head store that holds it
     drawn: jax.Array  # int32: tokens drawn = index of the next draw
     key: jax.Array  # [B,2] uint32
     temperature: jax.Array  # float32
@@ -43,7 +48,7 @@ class Rows:
 
 @struct.dataclass
 class Drawings:
-    """What each slot has drawn, [B,N]; the first `rows.drawn` entries count."""
+    """What each slot has drawn, [B,N]; the first `rows.drawn` entries count. Beyond them tokens hold what is forced, or FREE."""
 
     tokens: jax.Array  # int32
     logprobs: jax.Array  # float32
@@ -52,77 +57,147 @@ class Drawings:
 
 @struct.dataclass
 class State:
-    keys: tuple[jax.Array, ...]  # L x [B,K,d,S]
-    values: tuple[jax.Array, ...]  # L x [B,K,S,d]
+    own: tuple[tuple[KV, ...], ...]  # L x C
     rows: Rows
     drawings: Drawings
 
 
 @struct.dataclass
-class PromptKV:
-    """Keys and values of packed prompts, as prefill leaves them."""
+class Report:
+    """What the host needs to know after a dispatch: copies, so that the state can be donated to the next one."""
 
-    keys: tuple[jax.Array, ...]  # L x [P,K,d,T]
-    values: tuple[jax.Array, ...]  # L x [P,K,T,d]
+    active: jax.Array  # [B] bool
+    finish: jax.Array  # [B] int32
+    drawn: jax.Array  # [B] int32
+    length: jax.Array  # [B] int32
+    last: jax.Array  # [B] int32
+    steps: jax.Array  # int32: steps done
+    row_steps: jax.Array  # int32: active slots, summed over the steps
 
 
 @struct.dataclass
 class Admission:
-    """Which prompt goes to which slot; arrays of [B], of which the first `count` entries are read."""
+    """Which prompt goes to which slot of one class; arrays of [B], of which the first `count` entries are read."""
 
     count: Any  # int32 scalar
     slot: Any  # int32
-    packed_row: Any  # int32: where the prompt lies in a PromptKV
+    packed_row: Any  # int32: where the prompt's tail lies in the packed keys and values
     offset: Any  # int32
+    head: Any  # int32: row of the head store
+    head_length: Any  # int32: positions taken from it (0 = none)
+    forced: Any  # [B,F] int32
     rows: Rows  # entry i describes slot[i]
 
 
 def new_rows(slots: int) -> Rows:
     """All slots free, as host arrays."""
-    zeros = {name: np.zeros(slots, np.int32) for name in ("finish", "last", "length", "drawn", "top_k", "max_new", "min_new")}
+    whole = ("finish", "last", "length", "base", "head", "drawn", "top_k", "max_new", "min_new")
+    zeros = {name: np.zeros(slots, np.int32) for name in whole}
     ones = {name: np.ones(slots, np.float32) for name in ("temperature", "top_p")}
     return Rows(active=np.zeros(slots, bool), key=np.zeros((slots, 2), np.uint32), **zeros, **ones)  # type: ignore[arg-type]
 
 
-def new_state(spec: ModelSpec, slots: int, positions: int, max_new: int, dtype: Any) -> State:
-    """An empty state. Nothing in a slot is read before it was written, so the zeros are only there to be defined."""
-    K, d = spec.kv_heads, spec.head_dim
+def new_state(spec: ModelSpec, classes: tuple[tuple[int, int], ...], max_new: int, dtype: Any) -> State:
+    """An empty state for classes of (slots, positions)."""
+    slots = sum(n for n, _ in classes)
     return State(
-        keys=tuple(jnp.zeros((slots, K, d, positions), dtype) for _ in range(spec.layers)),
-        values=tuple(jnp.zeros((slots, K, positions, d), dtype) for _ in range(spec.layers)),
+        own=tuple(tuple(empty((n,), spec, positions, dtype) for n, positions in classes) for _ in range(spec.layers)),
         rows=jax.tree.map(jnp.asarray, new_rows(slots)),
         drawings=Drawings(
-            tokens=jnp.zeros((slots, max_new), jnp.int32),
+            tokens=jnp.full((slots, max_new), FREE, jnp.int32),
             logprobs=jnp.zeros((slots, max_new), jnp.float32),
             entropy=jnp.zeros((slots, max_new), jnp.float32),
         ),
     )
 
 
-def kv_bytes_per_token(spec: ModelSpec, itemsize: int) -> int:
-    """Bytes of keys and values that one position of one slot takes."""
-    return 2 * spec.layers * spec.kv_heads * spec.head_dim * itemsize
+def starts_of(classes: tuple[tuple[int, int], ...]) -> list[int]:
+    """First slot of each class."""
+    return [sum(n for n, _ in classes[:c]) for c in range(len(classes))]
 
 
-def admit(state: State, prompts: PromptKV, admission: Admission) -> State:
-    """Copy prompts into slots and start them. The copy is as wide as a packed row; what it brings beyond the prompt lies
-    beyond `length`, is never read and is overwritten token by token."""
-    T = prompts.keys[0].shape[3]
-    K, d = prompts.values[0].shape[1], prompts.values[0].shape[3]
+def row_of(kv: KV, row: Any, lead: tuple[int, ...] = ()) -> KV:
+    """One row [1,...] of a KV, or of one layer (`lead`) of a stacked one."""
 
-    def one(i: jax.Array, kv: tuple[Any, Any]) -> tuple[Any, Any]:
-        slot, row, start = admission.slot[i], admission.packed_row[i], admission.offset[i]
-        keys, values = [], []
-        for k, v, pk, pv in zip(*kv, prompts.keys, prompts.values):
-            # roll, not a plain slice: a slice that runs over the end would be clamped and so moved
-            from_k = jnp.roll(lax.dynamic_slice(pk, (row, 0, 0, 0), (1, K, d, T)), -start, axis=3)
-            from_v = jnp.roll(lax.dynamic_slice(pv, (row, 0, 0, 0), (1, K, T, d)), -start, axis=2)
-            keys.append(lax.dynamic_update_slice(k, from_k, (slot, 0, 0, 0)))
-            values.append(lax.dynamic_update_slice(v, from_v, (slot, 0, 0, 0)))
-        return tuple(keys), tuple(values)
+    def cut(x: jax.Array) -> jax.Array:
+        start: list[Any] = [*lead, row, *[0] * (x.ndim - len(lead) - 1)]
+        piece = lax.dynamic_slice(x, start, (*[1] * (len(lead) + 1), *x.shape[len(lead) + 1 :]))
+        return piece.reshape(piece.shape[len(lead) :])
 
-    keys, values = lax.fori_loop(0, admission.count, one, (state.keys, state.values))
+    return jax.tree.map(cut, kv)
+
+
+def put_row(kv: KV, row: Any, piece: KV, lead: tuple[int, ...] = ()) -> KV:
+    """A KV with the leading positions of one row replaced."""
+
+    def put(x: jax.Array, y: jax.Array) -> jax.Array:
+        start: list[Any] = [*lead, row, *[0] * (x.ndim - len(lead) - 1)]
+        return lax.dynamic_update_slice(x, y.reshape((1,) * len(lead) + y.shape), start)
+
+    return jax.tree.map(put, kv, piece)
+
+
+def admit(
+    state: State, prompts: KV, store: KV | None, admission: Admission, *, kind: int, first: int, width: int, copy: bool
+) -> State:
+    """Copy prompts into slots of class `kind` (whose first slot is `first`) and start them. prompts, store: stacked.
+
+    copy: the head's keys and values come from the store into the slot; else the slot refers to the store's row. `width` positions
+    are written; what lies beyond the prompt is never read and is overwritten token by token.
+    """
+    own = [layer[kind] for layer in state.own]
+    wide = min(width, own[0].keys.shape[-1])
+
+    def one(i: jax.Array, own: list[KV]) -> list[KV]:
+        slot, out = admission.slot[i] - first, []
+        for layer, kv in enumerate(own):
+            tail = row_of(prompts, admission.packed_row[i], (layer,))
+            if copy and store is not None:
+                head = head_of(row_of(store, admission.head[i], (layer,)), wide)
+                length = admission.head_length[i]
+            else:  # nothing of what lies in the slot is kept
+                head, length = head_of(row_of(kv, slot), wide), jnp.int32(0)
+            out.append(put_row(kv, slot, splice(head, tail, length, admission.offset[i])))
+        return out
+
+    own = lax.fori_loop(0, admission.count, one, own)
     B = state.rows.active.shape[0]
     target = jnp.where(jnp.arange(B) < admission.count, admission.slot, B)  # B is outside: dropped
     rows = jax.tree.map(lambda old, new: old.at[target].set(new, mode="drop"), state.rows, admission.rows)
-    return dataclasses.replace(state, keys=keys, values=values, rows=rows)
+    tokens = state.drawings.tokens.at[target].set(FREE, mode="drop")
+    tokens = tokens.at[target, : admission.forced.shape[1]].set(admission.forced, mode="drop")
+    layers = tuple((*layer[:kind], kv, *layer[kind + 1 :]) for layer, kv in zip(state.own, own))
+    return dataclasses.replace(state, own=layers, rows=rows, drawings=dataclasses.replace(state.drawings, tokens=tokens))
+
+
+def move(state: State, source: jax.Array, target: jax.Array, *, kinds: tuple[int, int], firsts: tuple[int, int]) -> State:
+    """A row that filled its class goes on in a slot of a larger one; its tokens, keys and values come along."""
+    layers = []
+    for layer in state.own:
+        piece = row_of(layer[kinds[0]], source - firsts[0])
+        moved = put_row(layer[kinds[1]], target - firsts[1], piece)
+        layers.append(tuple(moved if c == kinds[1] else kv for c, kv in enumerate(layer)))
+    rows, drawings = jax.tree.map(lambda x: x.at[target].set(x[source]), (state.rows, state.drawings))
+    rows = dataclasses.replace(rows, active=rows.active.at[target].set(True), finish=rows.finish.at[target].set(RUNNING))
+    return State(tuple(layers), rows, drawings)
+
+
+def keep(
+    store: KV,
+    prompts: KV,
+    row: jax.Array,
+    parent: jax.Array,
+    parent_length: jax.Array,
+    packed_row: jax.Array,
+    offset: jax.Array,
+) -> KV:
+    """Store a head: its parent's positions (parent_length of them, 0 = none), then its own, which prefill just made."""
+    for layer in range(store.keys.shape[0]):
+        piece = splice(row_of(store, parent, (layer,)), row_of(prompts, packed_row, (layer,)), parent_length, offset)
+        store = put_row(store, row, piece, (layer,))
+    return store
+
+
+def collect(drawings: Drawings, slots: jax.Array) -> Drawings:
+    """What the named slots have drawn, as arrays of their own."""
+    return jax.tree.map(lambda x: jnp.take(x, slots, axis=0), drawings)

@@ -13,6 +13,7 @@ class Stats:
     dispatches: int = 0  # decode programs run
     row_steps: int = 0  # steps x active slots
     slot_steps: int = 0  # steps x slots
+    moves: int = 0  # rows that went on in a slot of a larger length class
     seconds: float = 0.0  # wall time of all calls
     decode_seconds: float = 0.0
     prefill_seconds: float = 0.0  # packed prefill of prompts, and of scoring

@@ -1,0 +1,157 @@
+"""Keys and values: how they lie in memory, how a token is written, and attention over them with exact merging of parts.
+
+keys [R,K,d,S] and values [R,K,S,d]: on the CPU both products of the attention then run along contiguous memory inside one fused
+loop, and a token's row is scattered in place. int8 keeps one float32 scale for each token and kv head.
+
+Axes: R rows (slots, or rows of a store), B queries, K kv heads, G query heads a kv head, H = K G, d head width, S positions.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import lax
+
+from coevo_jax.models.spec import ModelSpec
+from coevo_jax.sampler.draw import NEGATIVE
+
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "int8": jnp.int8}
+
+
+@struct.dataclass
+class KV:
+    """Keys and values of R rows; with a leading layer axis where it says 'stacked'."""
+
+    keys: jax.Array  # [R,K,d,S]
+    values: jax.Array  # [R,K,S,d]
+    key_scale: jax.Array | None = None  # [R,K,S] float32, with int8 alone
+    value_scale: jax.Array | None = None
+
+
+class Partial(NamedTuple):
+    """Attention over a part of the positions: sums of exp(score - peak), so that parts merge exactly."""
+
+    out: jax.Array  # [B,K,G,d] float32, not normalised
+    peak: jax.Array  # [B,K,G] float32
+    total: jax.Array  # [B,K,G] float32; 0 for an empty part
+
+
+def empty(lead: tuple[int, ...], spec: ModelSpec, positions: int, dtype: Any) -> KV:
+    """Zeros for `lead` rows. Nothing is read before it was written, so the zeros are only there to be defined."""
+    K, d = spec.kv_heads, spec.head_dim
+    scale = jnp.zeros((*lead, K, positions), jnp.float32) if dtype == jnp.int8 else None
+    return KV(jnp.zeros((*lead, K, d, positions), dtype), jnp.zeros((*lead, K, positions, d), dtype), scale, scale)
+
+
+def bytes_per_token(spec: ModelSpec, dtype: str) -> int:
+    """Bytes of keys and values that one position of one row takes, scales included."""
+    heads = 2 * spec.layers * spec.kv_heads
+    return heads * (spec.head_dim * jnp.dtype(DTYPES[dtype]).itemsize + (4 if dtype == "int8" else 0))
+
+
+def quantize(x: jax.Array, axis: int) -> tuple[jax.Array, jax.Array]:
+    """int8 values, and the float32 scale of each vector along `axis` (which the scale's shape lacks)."""
+    x = x.astype(jnp.float32)
+    scale = jnp.maximum(jnp.max(jnp.abs(x), axis=axis), 1e-30) / 127
+    return jnp.round(x / jnp.expand_dims(scale, axis)).astype(jnp.int8), scale
+
+
+def encode(k_RxTxKxd: jax.Array, v_RxTxKxd: jax.Array, dtype: Any) -> KV:
+    """A layer's fresh keys and values in the layout and dtype of the cache."""
+    keys, values = k_RxTxKxd.transpose(0, 2, 3, 1), v_RxTxKxd.transpose(0, 2, 1, 3)
+    if dtype != jnp.int8:
+        return KV(keys.astype(dtype), values.astype(dtype))
+    (keys, key_scale), (values, value_scale) = quantize(keys, 2), quantize(values, 3)
+    return KV(keys, values, key_scale, value_scale)
+
+
+def write(kv: KV, position_R: jax.Array, k_RxKxd: jax.Array, v_RxKxd: jax.Array) -> KV:
+    """One token a row, at a position of its own; a position beyond the end is dropped."""
+    row = jnp.arange(position_R.shape[0])
+    put = lambda at, x: at.set(x, mode="drop", unique_indices=True)  # noqa: E731
+    if kv.key_scale is None or kv.value_scale is None:
+        return KV(
+            put(kv.keys.at[row, :, :, position_R], k_RxKxd.astype(kv.keys.dtype)),
+            put(kv.values.at[row, :, position_R], v_RxKxd.astype(kv.values.dtype)),
+        )
+    (k, key_scale), (v, value_scale) = quantize(k_RxKxd, 2), quantize(v_RxKxd, 2)
+    return KV(
+        put(kv.keys.at[row, :, :, position_R], k),
+        put(kv.values.at[row, :, position_R], v),
+        put(kv.key_scale.at[row, :, position_R], key_scale),
+        put(kv.value_scale.at[row, :, position_R], value_scale),
+    )
+
+
+def each(kv: KV, f: Callable[..., jax.Array], *others: KV) -> KV:
+    """f(array, axis of its positions) for each array; with `others` f(array, those of the others, axis)."""
+    axes = KV(-1, -2, None if kv.key_scale is None else -1, None if kv.value_scale is None else -1)  # type: ignore[arg-type]
+    return jax.tree.map(f, kv, *others, axes)
+
+
+def head_of(kv: KV, width: int) -> KV:
+    """The first `width` positions."""
+    return each(kv, lambda x, axis: lax.slice_in_dim(x, 0, width, axis=axis % x.ndim))
+
+
+def attend(q_BxHxd: jax.Array, kv: KV, seen_BxS: jax.Array) -> Partial:
+    """Attention of one query a row over the positions it sees. Softmax in float32.
+
+    Products and sums are written out: XLA fuses slice, widening and product into one loop over the cache, while a batched
+    matrix product with G rows first copies its operands.
+    """
+    B, H, d = q_BxHxd.shape
+    K = kv.keys.shape[1]
+    q = q_BxHxd.reshape(B, K, H // K, d).astype(jnp.float32) * jnp.float32(d**-0.5)
+    scores = jnp.sum(q[..., None] * kv.keys[:, :, None].astype(jnp.float32), axis=3)  # [B,K,G,S]
+    if kv.key_scale is not None:
+        scores = scores * kv.key_scale[:, :, None]
+    seen = seen_BxS[:, None, None]
+    scores = jnp.where(seen, scores, NEGATIVE)
+    peak = jnp.max(scores, axis=3)
+    weights = jnp.where(seen, jnp.exp(scores - peak[..., None]), jnp.float32(0))
+    total = jnp.sum(weights, axis=3)
+    if kv.value_scale is not None:
+        weights = weights * kv.value_scale[:, :, None]
+    return Partial(jnp.sum(weights[..., None] * kv.values[:, :, None].astype(jnp.float32), axis=3), peak, total)
+
+
+def merge(parts: Sequence[Partial], dtype: Any) -> jax.Array:
+    """The attention [B,H,d] over all parts together: each is brought to the common peak, then sums are divided once."""
+    peak = parts[0].peak
+    for part in parts[1:]:
+        peak = jnp.maximum(peak, part.peak)
+    scales = [jnp.exp(part.peak - peak) for part in parts]
+    if len(parts) == 1:
+        out, total = parts[0].out, parts[0].total
+    else:
+        out = functools.reduce(jnp.add, [part.out * s[..., None] for part, s in zip(parts, scales)])
+        total = functools.reduce(jnp.add, [part.total * s for part, s in zip(parts, scales)])
+    B, K, G, d = out.shape
+    return (out / jnp.maximum(total, 1e-30)[..., None]).reshape(B, K * G, d).astype(dtype)
+
+
+def spliced(head: jax.Array, tail: jax.Array, head_length: jax.Array, offset: jax.Array, axis: int) -> jax.Array:
+    """`head` up to head_length, then `tail` from `offset` on, as long as `head` along `axis` (what follows the tail is not
+    defined). roll, not a plain slice: a slice that runs over the end would be clamped and so moved."""
+    W, T = head.shape[axis], tail.shape[axis]
+    if T < W:
+        tail = jnp.pad(tail, [(0, W - T if a == axis % tail.ndim else 0) for a in range(tail.ndim)])
+    moved = lax.slice_in_dim(jnp.roll(tail, head_length - offset, axis=axis), 0, W, axis=axis % tail.ndim)
+    shape = [1] * head.ndim
+    shape[axis] = W
+    return jnp.where(jnp.arange(W).reshape(shape) < head_length, head, moved)
+
+
+def splice(head: KV, tail: KV, head_length: jax.Array, offset: jax.Array) -> KV:
+    """`spliced` for each array."""
+
+    def one(a: jax.Array, b: jax.Array, axis: int) -> jax.Array:
+        return spliced(a, b, head_length, offset, axis)
+
+    return each(head, one, tail)
