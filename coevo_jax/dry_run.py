@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from coevo_jax.assemble import System, assemble
+from coevo_jax.assemble import JUDGE_PROMPTS, System, assemble
 from coevo_jax.config import Experiment
 from coevo_jax.methods.stage import Step
 from coevo_jax.methods.supervised import sft_batch
@@ -59,12 +59,9 @@ def _judge_prompt(system: System, question: str) -> tuple[ChatTokenizer, list[in
     instrument = getattr(judge, "instrument", None)
     tokenizer = instrument.tokenizer if instrument else system.context.voices["policy"].tokenizer
     slots = {"question": question, "answer": "(the answer)"}
-    if cfg.protocol == "criterion_logits":
-        messages = render_prompt("criterion_yes_no", **slots, criterion="(one criterion)")
-    else:
-        messages = render_prompt(
-            "judge_score" if cfg.protocol == "json_score" else "judge_criteria", **slots, rubric="(the rubric)"
-        )
+    template = JUDGE_PROMPTS.get(cfg.protocol, "judge_criteria")
+    last = {"criterion": "(one criterion)"} if cfg.protocol == "criterion_logits" else {"rubric": "(the rubric)"}
+    messages = render_prompt(template, **slots, **last)
     return tokenizer, tokenizer.render_messages(messages, thinking=cfg.thinking)
 
 

@@ -47,7 +47,7 @@ class Learner:
         """What the sampler holds, for a generation that begins now: equal to the trainer's weights of now (design.md 4.7).
 
         RuntimeError when they differ or none were published. The fingerprints are compared at the first use after either side
-        got other arrays, so once an update; 135M parameters on one CPU core take 0.05 s a side.
+        got other arrays, so once an update; 135M parameters on one CPU core take 0.05 s a side, 0.12 s a cast one.
         """
         if self.published is None:
             raise RuntimeError(f"{self.name}: a generation begins and no weights were published after the last update")

@@ -18,7 +18,7 @@ from coevo_jax.records.console import Console, duration, format_table, number
 from coevo_jax.records.files import write_atomic
 from coevo_jax.records.metrics import Means, MetricsWriter, comparable, read_metrics
 from coevo_jax.records.rollouts import drop_rollouts_after, read_rollouts, rollout_files, write_rollouts
-from coevo_jax.records.run_folder import config_differences, open_run, read_config
+from coevo_jax.records.run_folder import Input, config_differences, open_run, read_config
 
 CONFIG = {"seed": 1, "schedule": {"k": 10, "cycles": 2}, "run": {"keep": 2}, "tags": ("a", "b")}
 
@@ -302,3 +302,55 @@ def test_number_duration_and_table_forms():
     ]  # fmt: skip
     assert [duration(value) for value in (42.4, 185, 7620)] == ["42 s", "3 min 05 s", "2 h 07 min"]
     assert format_table(["a", "b"], []) == "a  b\n-  -"
+
+
+# ---------------------------------------------------------------------------------------------------------------- inputs
+
+
+def inputs(rubric: str = "aa", data: str = "dd") -> dict[str, Input]:
+    return {"rubric.prompt": Input(rubric, "/my/rubric.txt"), "data.prompts": Input(data, "data.prompts=p.jsonl")}
+
+
+def hashes(folder) -> dict[str, str]:
+    return json.loads((folder / "inputs.json").read_text())["hashes"]
+
+
+def test_a_changed_input_is_refused_with_its_file_and_nothing_is_written(tmp_path):
+    open_run(tmp_path, CONFIG, inputs=inputs()).close()
+    open_run(tmp_path, CONFIG, inputs=inputs()).close()
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    with pytest.raises(UserError, match=r'rubric\.prompt: "aa" -> "bb"') as caught:
+        open_run(tmp_path, CONFIG, inputs=inputs(rubric="bb"))
+    assert caught.value.where == "/my/rubric.txt" and "--config.run.allow_changed_inputs=true" in caught.value.expected
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+    open_run(tmp_path, CONFIG, inputs=inputs()).close()  # the refused attempt holds no lock
+
+
+def test_a_changed_input_may_be_allowed_and_stays_on_record(tmp_path):
+    open_run(tmp_path, CONFIG, inputs=inputs()).close()
+    with open_run(tmp_path, CONFIG, inputs=inputs(rubric="bb"), allow_changed_inputs=True) as run:
+        assert run.changed == ('rubric.prompt: "aa" -> "bb" (/my/rubric.txt)',)
+    with open_run(tmp_path, CONFIG, inputs=inputs(rubric="bb")) as run:
+        assert run.resumed and run.changed == ()
+    assert hashes(tmp_path) == {"rubric.prompt": "bb", "data.prompts": "dd"}
+    assert len(json.loads((tmp_path / "inputs.json").read_text())["changes"]) == 1
+
+
+def test_changed_data_can_not_be_allowed(tmp_path):
+    open_run(tmp_path, CONFIG, inputs=inputs()).close()
+    with pytest.raises(UserError, match=r"data\.prompts: the content") as caught:
+        open_run(tmp_path, CONFIG, inputs=inputs(data="ee"), allow_changed_inputs=True)
+    assert "p.jsonl" in caught.value.where and "allow_changed_inputs" not in caught.value.expected
+
+
+def test_a_run_from_before_inputs_were_recorded_takes_them_up(tmp_path):
+    open_run(tmp_path, CONFIG).close()
+    assert not (tmp_path / "inputs.json").exists()
+    open_run(tmp_path, CONFIG, inputs=inputs()).close()
+    assert hashes(tmp_path)["rubric.prompt"] == "aa"
+
+
+def test_a_kill_between_inputs_and_config_leaves_a_usable_folder(tmp_path):
+    (tmp_path / "inputs.json").write_text("{")
+    open_run(tmp_path, CONFIG, inputs=inputs()).close()
+    assert hashes(tmp_path)["rubric.prompt"] == "aa"

@@ -78,6 +78,7 @@ class RunConfig:
     rollouts_every: int = 1  # updates between dumps
     tensorboard: bool = False
     compile_cache: str = ""  # folder; '' = the user cache
+    allow_changed_inputs: bool = False  # go on though a prompt template or tokenizer is not as it was when the run began
 
 
 @dataclasses.dataclass(frozen=True)

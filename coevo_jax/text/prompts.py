@@ -47,6 +47,12 @@ def render_prompt(name_or_path: str, **slots: str) -> list[dict[str, str]]:
     return [{"role": role, "content": _SLOT.sub(fill, text)} for role, text in sections]
 
 
+def template_identity(name_or_path: str) -> tuple[str, str]:
+    """(hash, file) of a template as it is rendered in this process; comments do not count. UserError as in render_prompt."""
+    where, sections = _load(name_or_path)
+    return hashlib.sha256(repr(sections).encode()).hexdigest()[:16], where
+
+
 def fence(label: str, text: str, labels: set[str] | frozenset[str] = frozenset()) -> str:
     """`text` between <label HASH> and </label HASH>. What looks like a delimiter of one of `labels` is escaped inside."""
     tag = f"{label} {hashlib.blake2b(text.encode('utf-8', 'replace'), digest_size=2).hexdigest()}"
