@@ -32,6 +32,7 @@ WAYS = {
     "read very late": {"read_lag": 3},
     "classes, read late": {"length_classes": CLASSES, "read_lag": 1},
     "rare checks": {"check_every": 3},
+    "few rows": {"narrow_slots": 2},
 }
 
 

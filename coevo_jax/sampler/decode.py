@@ -36,6 +36,7 @@ class Plan:
     truncated: bool = False  # top-k and top-p
     forced: bool = False
     check_every: int = 1
+    narrow: int = 0  # only the first so many slots are computed (0 = all); for one class
 
     @property
     def starts(self) -> list[int]:
@@ -45,7 +46,8 @@ class Plan:
     @property
     def capacity(self) -> np.ndarray:
         """Positions of each slot, [B]."""
-        return np.concatenate([np.full(n, positions, np.int32) for n, positions in self.classes])
+        capacity = np.concatenate([np.full(n, positions, np.int32) for n, positions in self.classes])
+        return capacity[: self.narrow or None]
 
 
 def layer_of(stacked: KV, i: int) -> KV:
@@ -186,6 +188,10 @@ def decode(
     is looked for every plan.check_every steps.
     """
 
+    whole = state
+    if plan.narrow:
+        state, mask = jax.tree.map(lambda x: x[: plan.narrow], (state, mask))
+
     def going(carry: tuple[State, jax.Array, jax.Array]) -> jax.Array:
         state, done, _ = carry
         active = jnp.sum(state.rows.active.astype(jnp.int32))
@@ -199,6 +205,8 @@ def decode(
         return state, done + plan.check_every, used
 
     state, done, used = lax.while_loop(going, body, (state, jnp.int32(0), jnp.int32(0)))
+    if plan.narrow:
+        state = jax.tree.map(lambda x, part: lax.dynamic_update_slice_in_dim(x, part, 0, 0), whole, state)
     rows = state.rows
     report = {name: jnp.copy(getattr(rows, name)) for name in ("active", "finish", "drawn", "length", "last")}
     return state, Report(**report, steps=done, row_steps=used)

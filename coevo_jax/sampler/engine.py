@@ -170,6 +170,9 @@ class Engine:
     def _classes(self) -> tuple[tuple[int, int], ...]:
         """(slots, positions) of each class, shortest first; the longest must hold any row that may come."""
         cfg = self.cfg
+        if cfg.narrow_slots and (cfg.length_classes or cfg.narrow_slots >= cfg.slots):
+            raise UserError(f"sampler.narrow_slots = {cfg.narrow_slots}", where="sampler.narrow_slots",
+                            expected=f"below sampler.slots = {cfg.slots}, and no length classes; 0 = off")  # fmt: skip
         if not cfg.length_classes:
             return ((cfg.slots, self.positions),)
         classes = tuple(sorted(((int(n), int(s)) for n, s in cfg.length_classes), key=lambda c: c[1]))
@@ -207,18 +210,20 @@ class Engine:
             buffer = self.run_prefill(weights, prefill.pack([prefill.Span(one)], variant), store_of(variant))
             self._touch(box, buffer)
 
-        def step(reach: int, truncated: bool, mask: np.ndarray | None) -> None:
+        def step(reach: int, narrow: int, truncated: bool, mask: np.ndarray | None) -> None:
             width = self.head_width if self.cfg.share_decode else 0
             for forced in (False, True) if self.cfg.forced_tokens else (False,):
-                p = decode.Plan(self.classes, reach, width, truncated, forced, 1 if mask is not None else self.cfg.check_every)
+                every = 1 if mask is not None else self.cfg.check_every
+                p = decode.Plan(self.classes, reach, width, truncated, forced, every, narrow)
                 store = box["store"] if self.cfg.share_decode else None
                 box["state"], _ = self.run_decode(weights, box["state"], store, mask, p, 0, 0)
 
         todo += [functools.partial(prompt, v) for v in self.variants]
         masks = [None, np.zeros((self.cfg.slots, -(-self.spec.vocab_size // 32)), np.uint32)] if guided else [None]
-        for reach in self.reaches:
+        narrow = [(self.reaches[-1], self.cfg.narrow_slots)] if self.cfg.narrow_slots else []
+        for reach, slots in [*((r, 0) for r in self.reaches), *narrow]:
             for truncated in (False, True) if top_p else (False,):
-                todo += [functools.partial(step, reach, truncated, mask) for mask in masks]
+                todo += [functools.partial(step, reach, slots, truncated, mask) for mask in masks]
         table = scoring.id_table([[0]])[0]
         for v in self.variants if next_token else ():
             packed = prefill.pack([prefill.Span(one)], v)

@@ -102,7 +102,7 @@ class Run:
         self.requests = requests
         self.results: list[list[Completion | None]] = [[None] * r.n for r in requests]
         self.running: dict[int, Running] = {}
-        self.reports: collections.deque[tuple[int, Report]] = collections.deque()
+        self.reports: collections.deque[tuple[int, int, Report]] = collections.deque()
         self.finished: collections.deque[Finished] = collections.deque()
         self.dispatched = self.done = 0
         self.truncated = any(r.sampling.top_p < 1 or r.sampling.top_k > 0 for r in requests)
@@ -235,9 +235,12 @@ class Run:
         steps = 1 if guided else self.cfg.steps_per_dispatch
         ahead = len(self.reports) + 1  # dispatches whose steps are not yet counted in `length`, this one included
         reach = self.engine.reach_for(max(r.length for r in going) + ahead * steps)
+        narrow = self.cfg.narrow_slots if max(self.running) < self.cfg.narrow_slots else 0
+        if narrow:
+            reach = self.engine.reaches[-1]  # one program: so few rows cost little at any reach
         plan = Plan(
             self.engine.classes, reach, self.engine.head_width if self.shared else 0, self.truncated, self.forced,
-            1 if guided else self.cfg.check_every,
+            1 if guided else self.cfg.check_every, narrow,
         )  # fmt: skip
         mask = self.guided.masks() if guided and self.guided is not None else None
         leave_at = self.engine.leave_at if self.queue else 0
@@ -246,16 +249,16 @@ class Run:
         self.state, report = self.engine.run_decode(self.weights, self.state, store, mask, plan, steps, leave_at)
         self.engine.stats.dispatches += 1
         self.engine.stats.decode_seconds += time.perf_counter() - start
-        self.reports.append((self.dispatched, report))
+        self.reports.append((self.dispatched, narrow, report))
         self.dispatched += 1
 
-    def _observe(self, number: int, report: Report) -> None:
+    def _observe(self, number: int, narrow: int, report: Report) -> None:
         """Take a report to heart: lengths, finished and full rows."""
         start, stats = time.perf_counter(), self.engine.stats
         r = jax.device_get(report)
         stats.decode_seconds += time.perf_counter() - start
         stats.row_steps += int(r.row_steps)
-        stats.slot_steps += int(r.steps) * self.cfg.slots
+        stats.slot_steps += int(r.steps) * (narrow or self.cfg.slots)
         ended = []
         for slot, running in self.running.items():
             if running.born > number:  # it came to the slot after this dispatch
