@@ -77,9 +77,14 @@ def split_overrides(extra: Sequence[str]) -> list[str]:
     return [text.removeprefix("--sampler.") for text in extra]
 
 
-def model_and_engine(source: str, cfg: SamplerConfig, stop_ids: Sequence[int], seed: int = 0) -> tuple[LoadedModel, Engine]:
-    """A model in float32 and an engine for it. Compiled programs are kept over runs, apart by processor."""
+def keep_programs() -> None:
+    """Compiled programs are kept over runs, apart by processor."""
     jax.config.update("jax_compilation_cache_dir", str(user_cache() / "compiled" / machine().replace(" ", "_").replace("/", "_")))
+
+
+def model_and_engine(source: str, cfg: SamplerConfig, stop_ids: Sequence[int], seed: int = 0) -> tuple[LoadedModel, Engine]:
+    """A model in float32 and an engine for it, with kept programs."""
+    keep_programs()
     model = load_model(ModelConfig(source=source))
     return model, Engine(model.spec, cfg, tuple(stop_ids), seed=seed)
 
