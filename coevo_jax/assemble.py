@@ -295,6 +295,7 @@ def _warm_up(system: System, engines: _Engines, judge_model: LoadedModel | None,
     cfg = system.cfg
     drawn = (cfg.answer, cfg.rubric_sampling, cfg.question_sampling, cfg.judge.sampling)
     truncated = cfg.compat.top_p > 0 or any(s.top_p < 1 or s.top_k > 0 for s in drawn)
+    guided = cfg.rubric.guided or cfg.judge.guided
     console.note("compiling the sampler")
     seconds, begin, shown = 0.0, time.monotonic(), [time.monotonic()]
 
@@ -304,7 +305,7 @@ def _warm_up(system: System, engines: _Engines, judge_model: LoadedModel | None,
             console.note(f"   program {done}/{total}, {now - begin:.0f} s")
 
     for engine, params, asks in speakers:
-        seconds += engine.warmup(params, top_p=truncated, next_token=asks, progress=progress)
+        seconds += engine.warmup(params, top_p=truncated, next_token=asks, guided=guided, progress=progress)
     system.take_sampler_stats()  # what the warm-up fed is nobody's metric
     _give_back_memory()
     console.note(f"compiled in {seconds:.1f} s")
