@@ -30,6 +30,7 @@ class RubricConfig:
     max_criteria: int = 0  # 0 = no limit
     weight_tolerance: float = 0.15
     retry_temperatures: tuple[float, ...] = (0.6, 0.3, 0.1)  # policy phase: further tries of an invalid rubric
+    guided: bool = False  # rubrics that aren't trained are drawn under a grammar (extra 'guided'); trained ones never are
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import re
@@ -98,7 +99,8 @@ def validate(cfg: Experiment) -> None:
         _check_range(key, get_at(cfg, key), low, high)
     for key in SAMPLINGS:
         _check_sampling(key, get_at(cfg, key))
-    for check in (_check_names, _check_roles, _check_remote, _check_rubric, _check_learn, _check_lengths, _check_pairs):
+    checks = (_check_names, _check_roles, _check_remote, _check_rubric, _check_learn, _check_lengths, _check_pairs, _check_guided)
+    for check in checks:
         check(cfg)
 
 
@@ -359,6 +361,35 @@ def _check_extra_body(key: str, text: str) -> None:
     _require(isinstance(found, dict), f"{key} is not JSON", key, "a JSON object, or nothing")
     taken = [name for name in found if name in OWN_FIELDS]
     _require(not taken, f"{key} sets {', '.join(taken)}", key, "other fields: these come from the sampling and the source")
+
+
+def _check_guided(cfg: Experiment) -> None:
+    """A grammar has no room for reasoning and ends its text itself; where it would change nothing it is refused."""
+    if cfg.rubric.guided:
+        _check_guided_text(cfg, "rubric.guided", "generator.source", "generator.thinking", "rubric_sampling.min_new_tokens")
+        _require(
+            cfg.schedule.order != "generator_only" or cfg.pairs.conditioned > 0,
+            "rubric.guided=true has no effect: every rubric of the run is trained, and those are drawn unguided",
+            "rubric.guided, schedule.order",
+            "rubric.guided=false",
+        )
+    if cfg.judge.guided:
+        _check_guided_text(cfg, "judge.guided", "judge.source", "judge.thinking", "judge.sampling.min_new_tokens")
+        _require(
+            cfg.judge.protocol in ("json_score", "json_criteria"),
+            f"judge.guided=true has no effect on judge.protocol={cfg.judge.protocol}, which writes nothing",
+            "judge.guided, judge.protocol",
+            "judge.protocol=json_score or json_criteria, or judge.guided=false",
+        )
+
+
+def _check_guided_text(cfg: Experiment, key: str, source: str, thinking: str, least: str) -> None:
+    local = not api_model(get_at(cfg, source))
+    _require(local, f"{key}=true needs a local model, and {source} is an endpoint", f"{key}, {source}", f"{key}=false")
+    _require(not get_at(cfg, thinking), f"{key}=true leaves no room for reasoning", f"{key}, {thinking}", f"{thinking}=false")
+    _require(get_at(cfg, least) == 0, f"{key}=true ends a text where its grammar does", f"{key}, {least}", f"{least}=0")
+    found = importlib.util.find_spec("llguidance") is not None
+    _require(found, f"{key}=true needs the package llguidance", key, "pip install 'coevo-jax[guided]'")
 
 
 COMPAT_REASONS: dict[str, str] = {

@@ -103,6 +103,7 @@ class WritingJudge:
     slots: Callable[[JudgeItem], dict[str, str]]
     template: str
     read: Callable[[str, JudgeItem, bool, bool], Verdict]
+    criteria: Callable[[JudgeItem], int] = lambda item: 0  # scores that a verdict lists; 0: it has one score
 
     def judge(self, items: list[JudgeItem], update: int) -> list[Verdict]:
         """One verdict an item, in their order."""
@@ -129,8 +130,24 @@ class WritingJudge:
         model = self.instrument
         requests = [
             Request(
-                np.asarray(prompts[i], np.int32), 1, ROLE, update, items[i].request * MAX_ATTEMPTS + attempt, model.cfg.sampling
+                prompt=np.asarray(prompts[i], np.int32),
+                n=1,
+                role=ROLE,
+                update=update,
+                request=items[i].request * MAX_ATTEMPTS + attempt,
+                sampling=model.cfg.sampling,
+                grammar=self._grammar(items[i]),
             )
             for i in pending
         ]
         return [completion for (completion,) in model.engine.generate(model.params, requests)]
+
+    def _grammar(self, item: JudgeItem) -> Any:
+        """judge.guided: the grammar of the item's verdict."""
+        cfg, tokenizer = self.instrument.cfg, self.instrument.tokenizer
+        if not cfg.guided:
+            return None
+        from coevo_jax.sampler import guided  # loads a library that is optional
+
+        guided.check_no_reasoning(tokenizer, cfg.thinking, "judge.guided")
+        return guided.verdict_grammar(tokenizer, self.criteria(item))

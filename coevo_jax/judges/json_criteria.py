@@ -11,7 +11,7 @@ from coevo_jax.text.parse import parse_criteria_scores
 
 def make(instrument: Instrument) -> WritingJudge:
     """The judge of this protocol over a model."""
-    return WritingJudge("json_criteria", instrument, slots, "judge_criteria", read)
+    return WritingJudge("json_criteria", instrument, slots, "judge_criteria", read, lambda item: len(item.rubric.criteria))
 
 
 def read(text: str, item: JudgeItem, truncated: bool, opened: bool) -> Verdict:

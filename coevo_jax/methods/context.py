@@ -27,6 +27,9 @@ KINDS = {
 }
 
 
+GUIDED = ("policy_rubric", "pair_rubric")  # kinds whose text is a rubric that isn't trained
+
+
 def request_id(kind: str, slot: int, attempt: int = 0, sample: int = 0, retry: int = 0) -> int:
     """Identity of a request in an update, below 2**56: unique for slot < 2**24, attempt and retry < 2**8, sample < 2**12."""
     return (((KINDS[kind] << 8 | retry) << 8 | attempt) << 24 | slot) << 12 | sample
@@ -79,7 +82,18 @@ class Context:
             update=update,
             request=request_id(kind, **identity),
             sampling=sampling,
+            grammar=self._grammar(kind, role),
         )
+
+    def _grammar(self, kind: str, role: str) -> Any:
+        """rubric.guided: that of rubrics which aren't trained. The trainer's log-probs are those of the whole distribution."""
+        if not self.cfg.rubric.guided or kind not in GUIDED:
+            return None
+        from coevo_jax.sampler import guided  # loads a library that is optional
+
+        tokenizer = self.voices[role].tokenizer
+        guided.check_no_reasoning(tokenizer, self.cfg.generator.thinking, "rubric.guided")
+        return guided.rubric_grammar(tokenizer, self.cfg.rubric)
 
     def generate(self, role: str, requests: list[Request]) -> list[list[Completion]]:
         """Completions of each request, by the current weights of `role`."""

@@ -68,7 +68,7 @@ class Grammar:
     @classmethod
     def from_regex(cls, regex: str, tokenizer: ChatTokenizer, **options: Any) -> Grammar:
         """The whole texts that match (the syntax of Rust's regex)."""
-        return cls(f"start: {llguidance().regex_to_lark(regex, '')}", tokenizer, **options)
+        return cls(f"start: /{llguidance().regex_to_lark(regex, '')}/", tokenizer, **options)
 
     def matcher(self, vocab: int) -> Any:
         """A fresh LLMatcher at the start of the grammar. UserError where the grammar is none."""
@@ -78,8 +78,8 @@ class Grammar:
 @functools.lru_cache(maxsize=64)
 def _compiled(grammar: Grammar, vocab: int) -> Any:
     ll = llguidance()
-    tokenizer, exact = vocabulary(grammar.tokenizer, vocab)
-    matcher = ll.LLMatcher(tokenizer, ("" if grammar.own_spelling and not exact else EXACT) + grammar.lark, log_level=0)
+    tokenizer, begins = vocabulary(grammar.tokenizer, vocab)
+    matcher = ll.LLMatcher(tokenizer, ("" if grammar.own_spelling and begins is None else EXACT) + grammar.lark, log_level=0)
     if matcher.is_error():
         raise UserError(f"the grammar can't be used: {_reason(matcher)}", expected="Lark as llguidance reads it")
     return matcher
@@ -109,20 +109,22 @@ def check_no_reasoning(tokenizer: ChatTokenizer, thinking: bool, where: str) -> 
 
 
 @functools.lru_cache(maxsize=8)
-def vocabulary(tokenizer: ChatTokenizer, vocab: int) -> tuple[Any, bool]:
-    """(LLTokenizer over `vocab` ids, the model's; must forced text be left unspelled). All stop ids end a text.
+def vocabulary(tokenizer: ChatTokenizer, vocab: int) -> tuple[Any, tuple[int, ...] | None]:
+    """(LLTokenizer over `vocab` ids, the model's; None or the ids of a closed vocabulary that begin others). Stop ids end a text.
 
-    Byte-level and byte-fallback tokenizers are read as they are. Any other gives the bytes of its ids by decoding them, and has
-    no spelling of its own that could be relied on.
+    Byte-level and byte-fallback tokenizers spell every text, and are read as they are. Any other is closed: it gives the bytes of
+    its ids by decoding them, can't spell every text, and has no spelling of its own that could be relied on.
     """
     if vocab < tokenizer.vocab_size:
         raise UserError(f"the tokenizer has {tokenizer.vocab_size} tokens, the model {vocab}", where="grammar")
     ll, ends = llguidance(), list(tokenizer.stop_ids)
     try:
-        return ll.LLTokenizer(tokenizer.backend_json(), n_vocab=vocab, eos_token=ends), False
+        return ll.LLTokenizer(tokenizer.backend_json(), n_vocab=vocab, eos_token=ends), None
     except ValueError:  # a decoder that the library doesn't know
         pass
-    return ll.LLTokenizer(ll.TokenizerWrapper(_Decoded(tokenizer, vocab)), eos_token=ends, slices=[]), True
+    words = _Decoded(tokenizer, vocab)
+    begins = tuple(i for i, a in enumerate(words.tokens) if any(b != a and b.startswith(a) for b in words.tokens))
+    return ll.LLTokenizer(ll.TokenizerWrapper(words), eos_token=ends, slices=[]), begins
 
 
 class _Decoded:
@@ -157,6 +159,7 @@ class GuidedRows:
         self.vocab = vocab
         self._masks = np.full((slots, -(-vocab // 32)), -1, np.int32)
         self._running: dict[int, tuple[Any, str]] = {}
+        self._begins: dict[int, tuple[int, ...]] = {}  # slots of closed vocabularies: the ids that begin others
         self._executor: Any = None
 
     def __len__(self) -> int:
@@ -170,6 +173,7 @@ class GuidedRows:
         """The slot begins a text of the grammar. where: names the request in errors."""
         self._executor = self._executor or llguidance().LLExecutor()
         self._running[slot] = (grammar.matcher(self.vocab), where)
+        self._begins[slot] = vocabulary(grammar.tokenizer, self.vocab)[1] or ()
 
     def accept(self, slot: int, token: int) -> None:
         """The slot drew `token`; nothing to do in a slot without a grammar. UserError where its grammar forbids it."""
@@ -199,10 +203,22 @@ class GuidedRows:
             pairs = [(matcher, slot) for slot, (matcher, _) in self._running.items()]
             llguidance().numpy.fill_next_token_bitmask_par(self._executor, pairs, self._masks)
         for slot, (matcher, where) in self._running.items():
+            for token in self._begins[slot]:
+                self._drop_if_dead(slot, matcher, token)
             if matcher.is_error() or not self._masks[slot].any():
                 raise UserError(f"no token continues the guided text: {_reason(matcher)}", where=where,
                                 expected="a grammar that the tokenizer can spell")  # fmt: skip
         return self._masks.view(np.uint32)
+
+    def _drop_if_dead(self, slot: int, matcher: Any, token: int) -> None:
+        """Forbid a token that the grammar allows and after which the vocabulary has none: its longer neighbour is the way on."""
+        words = self._masks[slot].view(np.uint32)
+        bit = np.uint32(1 << token % 32)
+        if matcher.is_error() or not words[token // 32] & bit:
+            return
+        ahead = matcher.deep_copy()
+        if not ahead.consume_token(token) or not any(ahead.compute_bitmask()) or ahead.is_error():
+            words[token // 32] &= ~bit
 
 
 def _reason(matcher: Any) -> str:

@@ -13,7 +13,7 @@ from coevo_jax.errors import UserError
 # Inside a JSON string: no control characters and no tags, which would open or close a reasoning block or a turn.
 _CHAR = r'(?:[^"\\<\p{Cc}]|\\"|<[ =0-9])'
 _SCORE = r"(?:0(?:\.[0-9]{1,2})?|1(?:\.0)?)"
-_BETWEEN = ("0.75", "0.5", "0.25")  # levels that a criterion may leave out
+_BETWEEN = (r"0\.75", r"0\.5", r"0\.25")  # levels that a criterion may leave out
 LEAD = '" "?'  # the space that many tokenizers put in front of a first word
 MOST_CRITERIA = 20  # of a rubric whose config sets no limit
 
@@ -80,7 +80,7 @@ def _head(criterion: int) -> str:
 def _levels(level: int) -> str:
     text = f'"{text_regex(level)}"'
     between = "".join(rf'(?:, "{score}": {text})?' for score in _BETWEEN)
-    return rf', "scoring_levels": \{{"1.0": {text}{between}, "0.0": {text}\}}\}}'
+    return rf', "scoring_levels": \{{"1\.0": {text}{between}, "0\.0": {text}\}}\}}'
 
 
 def _one_terminal(regex: str) -> str:

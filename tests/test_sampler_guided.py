@@ -1,0 +1,217 @@
+"""Guided sampling: masks against brute force, walks under them against our own parsers, the device's part against NumPy."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import text_support as tt
+
+from coevo_jax.config import Experiment, JudgeConfig, RubricConfig, SamplerConfig, Sampling
+from coevo_jax.config.validate import validate
+from coevo_jax.errors import UserError
+from coevo_jax.models.load import TINY
+from coevo_jax.rubrics import parse_rubric
+from coevo_jax.sampler.draw import NEGATIVE, draw
+from coevo_jax.sampler.requests import Request, check_request
+from coevo_jax.text.chat import ChatTokenizer
+from coevo_jax.text.grammars import rubric_lark
+from coevo_jax.text.parse import parse_criteria_scores, parse_score
+
+pytest.importorskip("llguidance")
+from coevo_jax.sampler import guided
+from coevo_jax.sampler.guided import Grammar, GuidedRows, apply_mask
+
+WORDS = ("yes", " no", "score")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return ChatTokenizer.load(tt.make_tokenizer(tmp_path_factory.mktemp("tok"), tt.CHATML, words=WORDS))
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return ChatTokenizer.load(TINY)
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    from coevo_jax.config import ModelConfig
+    from coevo_jax.models.load import load_model
+    from coevo_jax.models.smollm2 import gguf_path
+
+    if not gguf_path().is_file():
+        pytest.skip("the embedded model is absent")
+    return ChatTokenizer.load(load_model(ModelConfig()).folder)
+
+
+def allowed(rows: GuidedRows, slot: int) -> list[int]:
+    bits = np.unpackbits(np.ascontiguousarray(rows.masks()[slot]).view(np.uint8), bitorder="little")
+    return np.flatnonzero(bits).tolist()
+
+
+def walk(grammar: Grammar, vocab: int, seed: int, most: int = 3000) -> list[int]:
+    """Tokens drawn evenly from the masks until a stop id."""
+    rows, rng, out = GuidedRows(2, vocab), np.random.default_rng(seed), []
+    rows.start(1, grammar, "walk")
+    while not out or out[-1] not in grammar.tokenizer.stop_ids:
+        assert len(out) < most
+        out.append(int(rng.choice(allowed(rows, 1))))
+        rows.accept(1, out[-1])
+    return out
+
+
+def test_masks_against_brute_force(small):
+    """Exactly the tokens after which one of the texts is still possible; stop ids exactly after a whole text."""
+    texts = ["yes", "yes no", "score: 1", "scores", "no"]
+    grammar = Grammar.from_regex("|".join(map(re.escape, texts)), small, own_spelling=False)
+    pieces, vocab = [small.token_text(i) for i in range(small.vocab_size)], small.vocab_size + 40
+    rng, ended = np.random.default_rng(0), set()
+    for _ in range(12):
+        rows, said = GuidedRows(3, vocab), ""
+        rows.start(2, grammar, "r")
+        while True:
+            wanted = [i for i, p in enumerate(pieces) if p and "\ufffd" not in p and any(t.startswith(said + p) for t in texts)]
+            wanted += small.stop_ids if said in texts else []
+            assert allowed(rows, 2) == sorted(wanted), said
+            token = int(rng.choice(wanted))
+            rows.accept(2, token)
+            if token in small.stop_ids:
+                break
+            said += pieces[token]
+        ended.add(said)
+    assert len(ended) >= 3
+
+
+def test_own_spelling_of_forced_text(small):
+    grammar = Grammar.from_regex("score", small)
+    assert small.decode(walk(grammar, small.vocab_size, 0)) == "score" and len(walk(grammar, small.vocab_size, 0)) == 2
+
+
+def check_walks(tokenizer: ChatTokenizer, vocab: int, seeds: int) -> None:
+    for cfg in (RubricConfig(), RubricConfig(min_criteria=3, max_criteria=4, weight_tolerance=0.0)):
+        grammar = guided.rubric_grammar(tokenizer, cfg)
+        for seed in range(seeds):
+            ids = walk(grammar, vocab, seed)
+            parsed = parse_rubric(tokenizer.decode(ids), cfg)
+            assert parsed.ok or "are the same" in parsed.detail, (parsed.detail, tokenizer.decode(ids))
+            assert not set(ids[:-1]) & set(tokenizer.stop_ids)
+
+
+def test_walks_are_rubrics_tiny(tiny):
+    check_walks(tiny, tiny.vocab_size + 29, 6)
+
+
+def test_walks_are_rubrics_bytes(small):
+    """Short texts: a walk over single bytes ends its strings at their longest length only."""
+    cfg = RubricConfig(min_criteria=3, max_criteria=4, weight_tolerance=0.0)
+    for seed in range(4):
+        text = small.decode(walk(Grammar(rubric_lark(cfg, 20, criterion=24, level=8), small), small.vocab_size, seed))
+        assert parse_rubric(text, cfg).ok, text
+
+
+def test_walks_are_verdicts(small):
+    for seed in range(3):
+        one, three = (small.decode(walk(guided.verdict_grammar(small, n), small.vocab_size, seed)) for n in (0, 3))
+        assert parse_score(one).ok and one.strip().startswith('{"reasoning": "'), one
+        assert parse_criteria_scores(three, 3).ok, three
+
+
+@pytest.mark.model
+def test_walks_smollm2(smollm2):
+    check_walks(smollm2, smollm2.vocab_size + 64, 1)
+    assert parse_score(smollm2.decode(walk(guided.verdict_grammar(smollm2), smollm2.vocab_size, 0))).ok
+
+
+def test_schema(small):
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}, "b": {"enum": [1, 2]}}, "required": ["a", "b"],
+              "additionalProperties": False}  # fmt: skip
+    texts = {small.decode(walk(Grammar.from_schema(schema, small), small.vocab_size, seed)).strip() for seed in range(12)}
+    assert texts <= {f'{{"a": {a}, "b": {b}}}' for a in ("true", "false") for b in (1, 2)} and len(texts) > 1
+
+
+def test_only_stop_ids_at_the_end(small):
+    rows = GuidedRows(1, small.vocab_size)
+    rows.start(0, Grammar.from_regex("yes", small), "r")
+    rows.accept(0, small.encode("yes")[0])
+    assert len(small.stop_ids) >= 1 and allowed(rows, 0) == list(small.stop_ids)
+
+
+def test_dead_end_names_the_request(tiny):
+    """The small world has no token with a z."""
+    rows = GuidedRows(1, tiny.vocab_size)
+    rows.start(0, Grammar.from_regex("is z", tiny), "request 7")
+    with pytest.raises(UserError, match="request 7"):
+        for token in (tiny.encode("is")[-1], 0):
+            rows.masks()
+            rows.accept(0, token)
+    rows = GuidedRows(1, tiny.vocab_size)
+    rows.start(0, Grammar.from_regex("is ant", tiny), "request 8")
+    with pytest.raises(UserError, match="request 8"):
+        rows.accept(0, tiny.encode("bee")[-1])
+
+
+def test_broken_grammar(small):
+    with pytest.raises(UserError, match="grammar"):
+        Grammar("start: (", small).matcher(small.vocab_size)
+
+
+def test_slots_are_independent(small):
+    rows = GuidedRows(4, small.vocab_size)
+    rows.start(0, Grammar.from_regex("yes", small, own_spelling=False), "a")
+    rows.start(2, Grammar.from_regex("no|score", small, own_spelling=False), "b")
+    before = allowed(rows, 2)
+    rows.accept(0, small.encode("y")[0])
+    assert allowed(rows, 2) == before and {small.token_text(i) for i in allowed(rows, 0)} == {"e"}
+    assert (rows.masks()[[1, 3]] == 0xFFFFFFFF).all() and len(rows) == 2 and 2 in rows
+    rows.accept(1, 5)  # not guided: nothing to do
+    rows.stop(2)
+    assert (rows.masks()[2] == 0xFFFFFFFF).all() and len(rows) == 1 and len(allowed(rows, 0)) == 1
+
+
+def test_apply_mask_against_numpy():
+    rng = np.random.default_rng(0)
+    logits, keep = rng.normal(size=(3, 77)).astype(np.float32), rng.random((3, 77)) < 0.3
+    keep[1] = True
+    words = np.packbits(np.pad(keep, ((0, 0), (0, 19))), axis=1, bitorder="little").view(np.uint32)
+    out = jax.jit(apply_mask)(jnp.asarray(logits), jnp.asarray(words))
+    np.testing.assert_array_equal(out, np.where(keep, logits, np.float32(NEGATIVE)))
+    drawn = draw(out, jnp.asarray(rng.random((3, 2)), jnp.float32), jnp.full(3, 0.7, jnp.float32))
+    for b in range(3):  # log-prob and entropy are those of the tokens that are left
+        x = logits[b][keep[b]].astype(np.float64) / np.float32(0.7)
+        logp = x - np.log(np.exp(x).sum())
+        place = np.flatnonzero(keep[b]).tolist().index(int(drawn.token[b]))
+        np.testing.assert_allclose([drawn.logprob[b], drawn.entropy[b]], [logp[place], -(np.exp(logp) * logp).sum()], atol=2e-5)
+
+
+def test_min_new_tokens_is_refused(small):
+    request = Request(np.ones(2, np.int32), 1, "judge", 0, 0, Sampling(max_new_tokens=8), Grammar.from_regex("a", small))
+    assert check_request(request, SamplerConfig(), 99).grammar is request.grammar
+    with pytest.raises(UserError, match="min_new_tokens"):
+        check_request(dataclasses.replace(request, sampling=Sampling(max_new_tokens=8, min_new_tokens=2)), SamplerConfig(), 99)
+
+
+def test_config():
+    on = dataclasses.replace(Experiment(), rubric=RubricConfig(guided=True))
+    validate(on)
+    judge = JudgeConfig(protocol="json_score", guided=True, sampling=Sampling(max_new_tokens=64))
+    validate(dataclasses.replace(Experiment(), judge=judge))
+    for cfg, key in (
+        (dataclasses.replace(on, generator=dataclasses.replace(on.generator, thinking=True)), "generator.thinking"),
+        (dataclasses.replace(Experiment(), judge=JudgeConfig(guided=True)), "judge.protocol"),
+    ):
+        with pytest.raises(UserError, match=key):
+            validate(cfg)
+
+
+def test_missing_package_names_the_extra(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"coevo-jax\[guided\]"):
+        guided.llguidance()
+    with pytest.raises(UserError, match=r"coevo-jax\[guided\]"):
+        validate(dataclasses.replace(Experiment(), rubric=RubricConfig(guided=True)))
