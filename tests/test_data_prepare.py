@@ -12,12 +12,14 @@ import tracemalloc
 import pyarrow
 import pyarrow.parquet
 import pytest
+from text_support import CHATML, make_tokenizer
 
 from coevo_jax.config import DataConfig
 from coevo_jax.data import read_prompts
 from coevo_jax.data.__main__ import main
-from coevo_jax.data.prepare import Benchmarks, Options, prepare, words
+from coevo_jax.data.prepare import Benchmarks, Options, prepare, rendered_length, words
 from coevo_jax.errors import UserError
+from coevo_jax.text.chat import ChatTokenizer
 
 LONG = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
 
@@ -227,11 +229,55 @@ def test_a_benchmark_prepared_against_itself_leaves_nothing(tmp_path, shared_dat
 def test_lengths_are_those_of_the_rendered_prompt(shared_data):
     from transformers import AutoTokenizer
 
-    from coevo_jax.data.prepare import _counter
-
     folder = str(shared_data / "tokenizers" / "smollm2")
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    prompts = ["Why?", "Add 12 and 345, please.", "一 二 三"]
-    for prompt, length in zip(prompts, _counter(folder)(prompts)):
-        text = tokenizer.apply_chat_template([{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True)
-        assert length == len(tokenizer.encode(text, add_special_tokens=False))
+    tokenizer, ours = AutoTokenizer.from_pretrained(folder, local_files_only=True), ChatTokenizer.load(folder)
+    for prompt in ["Why?", "Add 12 and 345, please.", "一 二 三"]:
+        turns = [{"role": "system", "content": ""}, {"role": "user", "content": prompt}]
+        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        assert rendered_length(ours, prompt) == len(tokenizer.encode(text, add_special_tokens=False))
+
+
+# ---------------------------------------------------------------------------------------------------------- tokenizers
+
+
+def lengths_by(tmp_path, source) -> tuple[list[str], str]:
+    """Prompts of at most 30 tokens by the command, and the tokenizer's hash in the manifest."""
+    questions = [{"prompt": "write 3 words " * n} for n in (1, 2, 8, 60)]
+    command = ["prepare", "--input", jsonl(tmp_path / "in.jsonl", questions), "--output", str(tmp_path / "out.jsonl")]
+    assert main([*command, "--tokenizer", str(source), "--max_tokens", "30", "--overwrite"]) == 0
+    manifest = json.loads((tmp_path / "out.manifest.json").read_text())
+    assert manifest["counts"]["too_long"] == 4 - len(written(tmp_path))
+    return [row["prompt"] for row in written(tmp_path)], manifest["options"]["tokenizer_hash"]
+
+
+def test_the_command_takes_a_source_of_a_policy_by_name_or_folder(tmp_path):
+    from coevo_jax.models.load import TINY
+
+    named, folder = lengths_by(tmp_path, "tiny"), lengths_by(tmp_path, TINY)
+    assert named == folder and 0 < len(named[0]) < 4
+    ours = ChatTokenizer.load(TINY)
+    assert named[1] == ours.hash and all(rendered_length(ours, prompt) <= 30 for prompt in named[0])
+
+
+def test_a_folder_with_a_tokenizer_alone_is_enough_and_its_template_counts(tmp_path):
+    folder = make_tokenizer(tmp_path / "tok", CHATML)  # a token a byte
+    frame = rendered_length(ChatTokenizer.load(folder), "")
+    rows = [{"prompt": "a" * 9}, {"prompt": "a" * 10}]
+    source = jsonl(tmp_path / "in.jsonl", rows)
+    command = ["prepare", "--input", source, "--output", str(tmp_path / "out.jsonl"), "--tokenizer", str(folder)]
+    assert frame > 10 and main([*command, "--max_tokens", str(frame + 9)]) == 0
+    assert [row["prompt"] for row in written(tmp_path)] == ["a" * 9]
+
+
+def test_a_tokenizer_without_a_chat_template_is_refused(tmp_path, capsys):
+    folder = make_tokenizer(tmp_path / "tok", None)
+    command = ["prepare", "--input", jsonl(tmp_path / "in.jsonl", [{"prompt": "a"}]), "--output", str(tmp_path / "out.jsonl")]
+    assert main([*command, "--tokenizer", str(folder), "--max_tokens", "9"]) == 2
+    assert "no chat template" in capsys.readouterr().err and not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.model
+def test_the_command_takes_the_embedded_model_and_its_gguf_file(tmp_path):
+    from coevo_jax.models.smollm2 import gguf_path
+
+    assert lengths_by(tmp_path, "smollm2") == lengths_by(tmp_path, gguf_path())

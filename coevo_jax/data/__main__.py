@@ -10,6 +10,9 @@ from typing import Any
 
 from coevo_jax.data.prepare import BENCHMARK_COLUMNS, COLUMNS, Options, manifest_of, prepare
 from coevo_jax.errors import UserError
+from coevo_jax.text.chat import ChatTokenizer
+
+TOKENIZER = "the policy's, for the lengths: its source, such as smollm2, a folder or a .gguf file"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -21,7 +24,7 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--input", nargs="+", action="extend", required=True, metavar="FILE", help="JSONL or Parquet")
     command.add_argument("--output", required=True, metavar="FILE", help="a .jsonl file; its manifest is written beside it")
     command.add_argument("--column", default="", help=f"of the prompt, a text or a list of messages (else {', '.join(COLUMNS)})")
-    command.add_argument("--tokenizer", default="", metavar="FOLDER", help="the policy's, for the lengths")
+    command.add_argument("--tokenizer", default="", metavar="SOURCE", help=TOKENIZER)
     command.add_argument("--max_tokens", type=int, default=0, help="longest prompt, chat template included (0 = no limit)")
     command.add_argument("--min_tokens", type=int, default=0, help="shortest prompt, chat template included")
     command.add_argument(
@@ -40,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     values: dict[str, Any] = {field.name: getattr(flags, field.name, None) for field in dataclasses.fields(Options)}
     values |= {"inputs": tuple(flags.input), "benchmarks": tuple(flags.benchmark), "keep": tuple(flags.keep)}
     try:
-        manifest = prepare(Options(**values))
+        manifest = prepare(Options(**values), load=_tokenizer)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -50,6 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{manifest['output']['prompts']:,} prompts in {flags.output} (sha256 {manifest['output']['sha256']})")
     print(f"counts and hashes in {manifest_of(flags.output)}")
     return 0
+
+
+def _tokenizer(source: str) -> ChatTokenizer:
+    from coevo_jax.models.load import tokenizer_folder  # this program may look up to the models; the data room may not
+
+    return ChatTokenizer.load(tokenizer_folder(source))
 
 
 if __name__ == "__main__":

@@ -21,19 +21,19 @@ from typing import IO, Any
 from coevo_jax.data.prompts import content_id, normalise_space
 from coevo_jax.data.readers import Row, first_user_turn, read_rows, text
 from coevo_jax.errors import UserError, nearest
+from coevo_jax.text.chat import ChatTokenizer
 
 COLUMNS = ("prompt", "messages", "conversations")  # tried in this order when no column is named
 BENCHMARK_COLUMNS = ("prompt", "question", "turns", "instruction", "problem", "query", "input", "messages", "conversations")
 # A word, or one character of a script that is written without blanks.
 CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uac00-\ud7af"
 WORD = re.compile(rf"[{CJK}]|[^\W{CJK}]+")
-BATCH = 512  # prompts tokenized together
 REPORT_EVERY = 5.0  # seconds between lines of progress
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What to prepare. column '' = the first of COLUMNS that a row has; tokenizer '' = no length filter."""
+    """What to prepare. column '' = the first of COLUMNS that a row has; tokenizer: a source, '' = no length filter."""
 
     inputs: tuple[str, ...]
     output: str
@@ -134,11 +134,16 @@ def _texts(row: Row, column: str, place: str) -> Iterator[str]:
 # ------------------------------------------------------------------------------------------------------------- stream
 
 
-def prepare(options: Options, log: IO[str] | None = None) -> dict[str, Any]:
-    """Write the prompt file and its manifest; the manifest. UserError for bad input, and then nothing is written."""
+def prepare(
+    options: Options, log: IO[str] | None = None, load: Callable[[str], ChatTokenizer] = ChatTokenizer.load
+) -> dict[str, Any]:
+    """Write the prompt file and its manifest; the manifest. UserError for bad input, and then nothing is written.
+
+    load: from options.tokenizer to a tokenizer; the command takes any source of a policy, this function by itself a folder.
+    """
     output, manifest_path = pathlib.Path(options.output), manifest_of(options.output)
     _check(options, output, manifest_path)
-    count = _counter(options.tokenizer) if options.tokenizer else None
+    tokenizer = _load_tokenizer(options.tokenizer, load) if options.tokenizer else None
     benchmarks = Benchmarks(options.ngram)
     for path in options.benchmarks:
         benchmarks.add(path, options.benchmark_column)
@@ -147,7 +152,7 @@ def prepare(options: Options, log: IO[str] | None = None) -> dict[str, Any]:
     try:
         with open(temporary, "w", encoding="utf-8") as file:
             progress = _Progress(counts, log or sys.stderr)
-            for record in _filter_length(_distinct(options, counts, benchmarks, progress), options, counts, count):
+            for record in _filter_length(_distinct(options, counts, benchmarks, progress), options, counts, tokenizer):
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
                 counts.kept += 1
             progress.show(final=True)
@@ -155,7 +160,7 @@ def prepare(options: Options, log: IO[str] | None = None) -> dict[str, Any]:
             os.fsync(file.fileno())
         if not counts.kept:
             raise UserError("no prompt is left", where=", ".join(options.inputs), expected=f"at least one; {_shares(counts)}")
-        manifest = _manifest(options, counts, benchmarks, temporary)
+        manifest = _manifest(options, counts, benchmarks, temporary, tokenizer.hash if tokenizer else "")
         _replace(temporary, output, manifest, manifest_path)
     except OSError as error:
         raise UserError(
@@ -183,7 +188,7 @@ def _check(options: Options, output: pathlib.Path, manifest: pathlib.Path) -> No
         if path.exists() and not options.overwrite:
             raise UserError("the output exists", where=str(path), expected="another --output, or --overwrite")
     if (options.max_tokens or options.min_tokens) and not options.tokenizer:
-        raise UserError("a length in tokens needs a tokenizer", where="--max_tokens, --min_tokens", expected="--tokenizer FOLDER")
+        raise UserError("a length in tokens needs a tokenizer", where="--max_tokens, --min_tokens", expected="--tokenizer SOURCE")
     if options.tokenizer and not (options.max_tokens or options.min_tokens):
         raise UserError("the tokenizer has nothing to do", where="--tokenizer", expected="--max_tokens N")
     if options.ngram < 2:
@@ -234,67 +239,37 @@ def _kept_columns(row: Row, keep: Sequence[str], place: str) -> Row:
     return {name: row[name] for name in keep if name not in ("id", "prompt")}
 
 
-def _filter_length(
-    records: Iterable[Row], options: Options, counts: Counts, count: Callable[[list[str]], list[int]] | None
-) -> Iterator[Row]:
-    """Records within the token limits, tokenized in batches."""
-    if count is None:
-        yield from records
-        return
-    for batch in _batches(records):
-        for record, length in zip(batch, count([record["prompt"] for record in batch])):
-            if options.max_tokens and length > options.max_tokens:
-                counts.too_long += 1
-            elif length < options.min_tokens:
-                counts.too_short += 1
-            else:
-                yield record
-
-
-def _batches(records: Iterable[Row]) -> Iterator[list[Row]]:
-    batch: list[Row] = []
+def _filter_length(records: Iterable[Row], options: Options, counts: Counts, tokenizer: ChatTokenizer | None) -> Iterator[Row]:
+    """Records within the token limits."""
     for record in records:
-        batch.append(record)
-        if len(batch) == BATCH:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
+        length = rendered_length(tokenizer, record["prompt"]) if tokenizer is not None else options.min_tokens
+        if tokenizer is not None and options.max_tokens and length > options.max_tokens:
+            counts.too_long += 1
+        elif length < options.min_tokens:
+            counts.too_short += 1
+        else:
+            yield record
 
 
-def _counter(source: str) -> Callable[[list[str]], list[int]]:
-    """Lengths of prompts as the policy sees them: the text's tokens and those that the chat template puts around a turn."""
-    if not pathlib.Path(source).is_dir():
-        raise UserError(
-            "no such tokenizer folder", where=f"--tokenizer {source}", expected="a folder with tokenizer.json or the like"
-        )
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # no advice to install a framework that is not used
-    from transformers import AutoTokenizer
+def rendered_length(tokenizer: ChatTokenizer, prompt: str) -> int:
+    """Tokens of the prompt that a policy answers: one user turn in its chat template, no system prompt, thinking off."""
+    return len(tokenizer.render([{"role": "user", "content": prompt}], thinking=False, system=""))
 
+
+def _load_tokenizer(source: str, load: Callable[[str], ChatTokenizer]) -> ChatTokenizer:
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"the tokenizer could not be read: {reason}", where=f"--tokenizer {source}", expected="a tokenizer folder"
-        ) from None
-    tokenizer.model_max_length = sys.maxsize  # a long prompt is a count here, not a warning
-    around = 0
-    if getattr(tokenizer, "chat_template", None):
-        turn = tokenizer.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False, add_generation_prompt=True)
-        lengths = [len(tokenizer.encode(part, add_special_tokens=False)) for part in (str(turn), "a")]
-        around = lengths[0] - lengths[1]
-
-    def count(prompts: list[str]) -> list[int]:
-        return [around + len(ids) for ids in tokenizer(prompts, add_special_tokens=False)["input_ids"]]
-
-    return count
+        return load(source)
+    except UserError as error:
+        where = f"--tokenizer {source}" if error.where in ("", source) else f"--tokenizer {source}, {error.where}"
+        raise UserError(error.what, where=where, expected=error.expected, nearest=error.nearest) from error
 
 
 # ----------------------------------------------------------------------------------------------------------- manifest
 
 
-def _manifest(options: Options, counts: Counts, benchmarks: Benchmarks, written: pathlib.Path) -> dict[str, Any]:
+def _manifest(
+    options: Options, counts: Counts, benchmarks: Benchmarks, written: pathlib.Path, tokenizer_hash: str
+) -> dict[str, Any]:
     return {
         "output": {"path": options.output, "sha256": sha256_of(written), "prompts": counts.kept},
         "counts": dataclasses.asdict(counts),
@@ -309,7 +284,7 @@ def _manifest(options: Options, counts: Counts, benchmarks: Benchmarks, written:
             "max_tokens": options.max_tokens,
             "min_tokens": options.min_tokens,
             "tokenizer": options.tokenizer,
-            "tokenizer_sha256": _tokenizer_hash(options.tokenizer) if options.tokenizer else "",
+            "tokenizer_hash": tokenizer_hash,  # as in a run folder's inputs.json
         },
     }
 
@@ -318,12 +293,6 @@ def sha256_of(path: pathlib.Path) -> str:
     """sha256 of a file, read in pieces."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _tokenizer_hash(folder: str) -> str:
-    names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja", "vocab.json", "merges.txt")
-    found = [pathlib.Path(folder) / name for name in names if (pathlib.Path(folder) / name).is_file()]
-    return hashlib.sha256("".join(f"{path.name} {sha256_of(path)}\n" for path in found).encode()).hexdigest()
 
 
 def _replace(temporary: pathlib.Path, output: pathlib.Path, manifest: dict[str, Any], manifest_path: pathlib.Path) -> None:

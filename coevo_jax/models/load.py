@@ -60,6 +60,17 @@ def load_model(cfg: ModelConfig | str, mesh: Any = None, *, rules: ShardingRules
     return LoadedModel(spec, params, path, cfg.source, digest)
 
 
+def tokenizer_folder(source: str) -> pathlib.Path:
+    """The tokenizer's files of a model source (as ModelConfig.source; a folder needs no weights). UserError as in load_model."""
+    given = pathlib.Path(source).expanduser()
+    if source not in NAMED and given.is_dir():
+        return given
+    path = _resolve(source)
+    if path.is_dir():
+        return path
+    return _gguf_folder(GgufFile(path), smollm2.SHA256 if source == "smollm2" else source_hash([path]))
+
+
 def save_orbax(params: Any, spec: ModelSpec, tokenizer_folder: pathlib.Path, out: pathlib.Path) -> None:
     """Write an Orbax source: params/, config.json, tokenizer files. Atomic; UserError when `out` exists."""
     with new_folder(out) as folder:
