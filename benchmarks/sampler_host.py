@@ -2,17 +2,19 @@
 
     python benchmarks/sampler_host.py [--slots=256] [--completions=8192] [--steps=64] [--chips=4] [--json] [--sampler.KEY=VALUE]
 
-The real scheduler runs with 36 layers and a vocabulary of 151,936. Decode and admission are stand-ins: compiled programs that
-take and give back trees of the real structure and touch only the slots' bookkeeping; prefill's hands out keys and values made
-once. Widths are cut to nothing (no program reads them), so that the state fits here. All wall time is counted as the host's, the
-stand-ins' own included: an upper bound for this processor. Modelled device time of a dispatch: steps x (bytes of the weights +
-bytes of the keys and values filled on average) over 0.8 of the chips' memory bandwidth (v5p: 2765 GB/s a chip as published).
+The real scheduler runs with 36 layers and a vocabulary of 151,936, and reads reports one dispatch late, as on a pod. Decode,
+admission, moves and the keeping of heads are stand-ins: compiled programs that take and give back trees of the real structure and
+touch only the slots' bookkeeping; prefill's hands out keys and values made once. Widths are cut to nothing (no program reads
+them), so that the state fits here. All wall time is counted as the host's, the stand-ins' own included: an upper bound for this
+processor. Modelled device time of a dispatch: steps x (bytes of the weights + bytes of the keys and values filled on average)
+over 0.8 of the chips' memory bandwidth (v5p: 2765 GB/s a chip as published).
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import pathlib
 import sys
@@ -41,13 +43,15 @@ from _sampler import (
 )
 
 from coevo_jax.models.forward import init_params
-from coevo_jax.sampler.state import LENGTH, kv_bytes_per_token
+from coevo_jax.sampler.decode import Plan
+from coevo_jax.sampler.kv import bytes_per_token
+from coevo_jax.sampler.state import FULL, LENGTH, RUNNING, Report
 
 QWEN3_8B = ModelSpec("qwen3", vocab_size=151_936, hidden_size=4096, layers=36, heads=32, kv_heads=8, head_dim=128, mlp_size=12288,
                      rope_theta=1e6, norm_eps=1e-6, qk_norm="head", max_position=40_960)  # fmt: skip
 BANDWIDTH = 2765e9  # bytes/s of a v5p chip
 REACHED = 0.8  # of it
-KNOWN = ("weights", "state", "prefill", "admit", "decode")
+REAL = ("weights", "state", "store", "nothing", "collect")  # programs that run as they are
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -71,13 +75,13 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 # ---- stand-ins ---------------------------------------------------------------------------------------------------------
 
 
-def decode_rows(rows: Any, steps: jax.Array, leave_at: jax.Array) -> tuple[Any, jax.Array, jax.Array]:
+def decode_rows(rows: Any, steps: jax.Array, leave_at: jax.Array, capacity: Any) -> tuple[Any, jax.Array, jax.Array]:
     """Rows after the steps that a decode program would do when no stop id is drawn: rows, steps done, active row-steps.
 
     It ends when at most max(leave_at, 0) slots are active, that is after as many steps as the slot that many places from the
-    longest still has to go.
+    longest still has to go. capacity: positions of each slot.
     """
-    left = jnp.where(rows.active, rows.max_new - rows.drawn, 0)
+    left = jnp.where(rows.active, jnp.minimum(rows.max_new - rows.drawn, capacity - rows.length), 0)
     slots = left.shape[0]
     place = jnp.clip(jnp.maximum(leave_at, 0), 0, slots)
     until = jnp.concatenate([-jnp.sort(-left), jnp.zeros(1, left.dtype)])[place]
@@ -87,23 +91,40 @@ def decode_rows(rows: Any, steps: jax.Array, leave_at: jax.Array) -> tuple[Any, 
     changed = dataclasses.replace(
         rows,
         active=rows.active & ~ends,
-        finish=jnp.where(ends, LENGTH, rows.finish).astype(rows.finish.dtype),
+        finish=jnp.where(ends, jnp.where(rows.drawn + grown >= rows.max_new, LENGTH, FULL), rows.finish).astype(jnp.int32),
         length=rows.length + grown,
         drawn=rows.drawn + grown,
     )
     return changed, done, jnp.sum(grown)
 
 
-def decode_stand_in(weights: Any, state: Any, steps: jax.Array, leave_at: jax.Array) -> tuple[Any, jax.Array, jax.Array]:
-    rows, done, used = decode_rows(state.rows, steps, leave_at)
-    return dataclasses.replace(state, rows=rows), done, used
+def decode_stand_in(
+    weights: Any, state: Any, store: Any, mask: Any, steps: jax.Array, leave_at: jax.Array, *, plan: Plan
+) -> tuple[Any, Report]:
+    rows, done, used = decode_rows(state.rows, steps, leave_at, plan.capacity)
+    copies = {name: jnp.copy(getattr(rows, name)) for name in ("active", "finish", "drawn", "length", "last")}
+    return dataclasses.replace(state, rows=rows), Report(**copies, steps=done, row_steps=used)
 
 
-def admit_stand_in(state: Any, prompts: Any, admission: Any) -> Any:
+def admit_stand_in(state: Any, prompts: Any, store: Any, admission: Any) -> Any:
     slots = state.rows.active.shape[0]
     target = jnp.where(jnp.arange(slots) < admission.count, admission.slot, slots)  # beyond the last slot: dropped
     rows = jax.tree.map(lambda old, new: old.at[target].set(new, mode="drop"), state.rows, admission.rows)
     return dataclasses.replace(state, rows=rows)
+
+
+def move_stand_in(state: Any, source: jax.Array, target: jax.Array) -> Any:
+    rows = jax.tree.map(lambda x: x.at[target].set(x[source]), state.rows)
+    rows = dataclasses.replace(rows, active=rows.active.at[target].set(True), finish=rows.finish.at[target].set(RUNNING))
+    return dataclasses.replace(state, rows=rows)
+
+
+def keep_stand_in(store: Any, *_: Any) -> Any:
+    return store
+
+
+STAND_INS = {"decode": decode_stand_in, "admit": admit_stand_in, "move": move_stand_in, "keep": keep_stand_in}
+KNOWN = (*REAL, "prefill", *STAND_INS)
 
 
 class StandIns:
@@ -128,8 +149,9 @@ class StandIns:
     def _build(self, name: str, function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         if name == "prefill":
             kept = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(function, *args))
-            return lambda *_: kept
-        function = {"decode": decode_stand_in, "admit": admit_stand_in}.get(name, function)
+            return lambda *_: jax.tree.map(lambda leaf: leaf, kept)  # a buffer of its own, as the engine tells them apart
+        plan = {"plan": function.keywords["plan"]} if name == "decode" else {}
+        function = functools.partial(STAND_INS.get(name, function), **plan)
         # without keep_unused the runtime would drop the weights from the call, and with them their cost on the host
         return jax.jit(function, keep_unused=True, **options).lower(*args).compile()
 
@@ -145,7 +167,7 @@ def narrow(spec: ModelSpec) -> ModelSpec:
 def modelled_seconds(spec: ModelSpec, slots: int, filled: float, steps: float, chips: int) -> float:
     """Device seconds of a dispatch by the roofline: every step reads the weights (bfloat16) and `filled` positions a slot."""
     weights = 2 * product_parameters(spec)
-    kv = slots * filled * kv_bytes_per_token(spec, 2)
+    kv = slots * filled * bytes_per_token(spec, "bfloat16")
     return steps * (weights + kv) / (REACHED * BANDWIDTH * chips)
 
 
@@ -164,7 +186,7 @@ def benchmark(args: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
     cfg = apply_overrides(
         SamplerConfig(
             slots=args.slots, max_prompt=args.prompt, max_new=args.max_new, steps_per_dispatch=args.steps, kv_dtype="bfloat16",
-            prefill_tokens=max(8192, args.prompt),
+            prefill_tokens=max(8192, args.prompt), read_lag=1,
         ),
         overrides,
     )  # fmt: skip

@@ -115,6 +115,8 @@ def benchmark(args: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
         "arrival_order_occupancy": row_steps / (args.slots * plan["arrival"]),
         "model": args.model,
         "slots": args.slots,
+        "steps_per_dispatch": cfg.steps_per_dispatch,
+        "read_lag": cfg.read_lag,
         "seed": args.seed,
         "lengths": {"count": len(lengths), "mean": float(lengths.mean()), "longest": int(lengths.max())},
     }

@@ -21,7 +21,7 @@ from protocol import lengths_to_end  # noqa: E402
 
 from coevo_jax.errors import UserError  # noqa: E402
 from coevo_jax.models.spec import ModelSpec  # noqa: E402
-from coevo_jax.sampler.state import new_rows  # noqa: E402
+from coevo_jax.sampler.state import FULL, LENGTH, new_rows  # noqa: E402
 
 FAKE = """
 import sys
@@ -151,7 +151,6 @@ def test_a_missing_environment_names_its_command(tmp_path, monkeypatch):
 def test_judge_gains():
     answers, criteria = (sampler_judge.WORKLOADS[n] for n in ("answers", "criteria"))
     assert answers.gain == pytest.approx(8 * 540 / (350 + 8 * 190)) and criteria.gain == pytest.approx(40 * 700 / 4600)
-    assert dataclasses.replace(criteria, rows=2).width == 600 + 20 * 100
     prompts = answers.prompts(1000, seed=1)
     assert {len(p) for p in prompts} == {540} and all(np.array_equal(p[:350], prompts[0][:350]) for p in prompts)
     assert len({p.tobytes() for p in prompts}) == 8
@@ -160,10 +159,14 @@ def test_judge_gains():
 def test_decode_stand_in_leaves_when_the_real_one_would():
     rows = new_rows(4)
     rows = dataclasses.replace(rows, active=np.array([True, True, True, False]), max_new=np.array([3, 5, 9, 0], np.int32))
+    room = np.full(4, 100, np.int32)
     for steps, leave_at, expected in ((2, 0, 2), (20, 0, 9), (20, 2, 3), (20, 1, 5), (20, 3, 0), (4, 2, 3)):
-        after, done, used = sampler_host.decode_rows(rows, jnp.int32(steps), jnp.int32(leave_at))
+        after, done, used = sampler_host.decode_rows(rows, jnp.int32(steps), jnp.int32(leave_at), room)
         assert int(done) == expected and int(used) == sum(min(n, expected) for n in (3, 5, 9))
         np.testing.assert_array_equal(after.active, [expected < 3, expected < 5, expected < 9, False])
+    after, done, used = sampler_host.decode_rows(rows, jnp.int32(20), jnp.int32(0), np.array([100, 4, 100, 100], np.int32))
+    np.testing.assert_array_equal(after.finish[:3], [LENGTH, FULL, LENGTH])  # the second fills its class one short of its limit
+    assert int(done) == 9 and int(used) == 3 + 4 + 9
 
 
 def test_modelled_time_is_bytes_over_bandwidth():

@@ -278,12 +278,12 @@ class Engine:
         key = ("prefill", packed.variant, weights.signature)
         out = self.programs.get(key, function, args, out_shardings=self._sharding(None, None, "tensor"))(*args)
         jax.block_until_ready(out) if not self.cfg.read_lag else None
-        self.stats.prefill_tokens += packed.used
-        self.stats.prefill_seconds += time.perf_counter() - start
+        self._count_prefill(packed, start)
         return out
 
     def run_keep(self, store: kv.KV, buffer: kv.KV, row: int, parent: int, length: int, packed_row: int, offset: int) -> kv.KV:
         """A store with a head in its row."""
+        self.stats.heads_kept += 1
         args = (store, buffer, *(np.int32(x) for x in (row, parent, length, packed_row, offset)))
         key = ("keep", buffer.keys.shape)
         return self.programs.get(key, st.keep, args, donate_argnums=0, out_shardings=self._sharding(None, None, "tensor"))(*args)
@@ -340,7 +340,7 @@ class Engine:
         args = (weights.stacked, last, table, *packed.arrays, store if packed.variant.context else None)
         key = ("next token", packed.variant, len(table), weights.signature)
         probs = np.asarray(self.programs.get(key, function, args)(*args))[: len(packed.places)]
-        self._count_scoring(packed, start)
+        self._count_prefill(packed, start)
         return probs
 
     def _score(self, weights: Weights, packed: prefill.Packed, temperature: float, store: kv.KV | None) -> np.ndarray:
@@ -349,11 +349,12 @@ class Engine:
         targets = scoring.shifted_targets(packed.tokens)
         args = (weights.stacked, targets, np.float32(temperature), *packed.arrays, store if packed.variant.context else None)
         logp = np.asarray(self.programs.get(("score", packed.variant, weights.signature), function, args)(*args))
-        self._count_scoring(packed, start)
+        self._count_prefill(packed, start)
         return logp
 
-    def _count_scoring(self, packed: prefill.Packed, start: float) -> None:
+    def _count_prefill(self, packed: prefill.Packed, start: float) -> None:
         self.stats.prefill_tokens += packed.used
+        self.stats.prefill_positions += packed.tokens.size
         self.stats.prefill_seconds += time.perf_counter() - start
 
     def _no_admission(self) -> tuple[Any, ...]:

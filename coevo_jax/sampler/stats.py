@@ -10,6 +10,8 @@ class Stats:
     tokens: int = 0  # drawn, of completions handed back
     sequences: int = 0
     prefill_tokens: int = 0  # fed by prefill and by scoring, padding left out
+    prefill_positions: int = 0  # the same, padding included
+    heads_kept: int = 0  # shared heads that were written to a row of the store
     dispatches: int = 0  # decode programs run
     row_steps: int = 0  # steps x active slots
     slot_steps: int = 0  # steps x slots
