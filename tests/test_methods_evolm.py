@@ -200,6 +200,23 @@ def test_a_prompt_that_never_gets_a_valid_rubric_is_dropped_and_counted(monkeypa
     assert len(system.context.buffer) == 4  # their answers are stored all the same
 
 
+def test_invalid_rubrics_of_all_prompts_are_written_again_in_one_call_a_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decode step costs the same for one row as for all slots, so calls are what count."""
+    system = system_of("rubric.min_criteria=50", "advantage.max_resample=0")
+    engine, calls = system.engines[0], list[list[Any]]()
+    generate = engine.generate
+
+    def listening(params: Any, asked: Any, **kwargs: Any) -> Any:
+        calls.append(list(asked))
+        return generate(params, asked, **kwargs)
+
+    monkeypatch.setattr(engine, "generate", listening)
+    make_batch(system, "policy", 0, 0)
+    assert [{retry_of(r) for r in call} for call in calls] == [{0}, {1}, {2}, {3}]
+    assert all(sorted(slot_of(r) for r in call) == [0, 1, 2, 3] for call in calls[1:])
+    assert {kind_of(r) for r in calls[0]} == {"answer", "policy_rubric"}  # the first try rides with the answers
+
+
 def test_one_rubric_judges_a_whole_group(system: System) -> None:
     judge = system.context.judge = Flaky()
     batch = make_batch(system, "policy", 0, 0)
