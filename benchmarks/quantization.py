@@ -2,9 +2,9 @@
 
     python benchmarks/quantization.py [--prompts=16] [--samples=4] [--max_new=64] [--only=weights_int8] [--json]
 
-Variants: the frozen judge's int8 weights (judge.weights), each narrower sampler.kv_dtype, and 'full': full precision against itself,
-which is what rounding alone does. Texts: bundled demo prompts and the model's own answers at full precision; every variant answers
-and judges through the engine, as a run does.
+Variants: the frozen judge's int8 weights (judge.weights), each narrower sampler.kv_dtype, and 'full': full precision against
+itself, which is what rounding alone does. Texts: bundled demo prompts and the model's own answers at full precision; every
+variant answers and judges through the engine, as a run does.
 
     log-prob       |log q - log p| of answers that the variant samples: q as it recorded, p at full precision
     KL(q||p)       over those tokens, mean of p/q - 1 - log(p/q), which estimates it without bias; nats a token
@@ -172,11 +172,14 @@ def judged(before: list[Verdict], after: list[Verdict], group: int) -> dict[str,
 def benchmark(args: argparse.Namespace) -> dict[str, Any]:
     model = load_model(ModelConfig(source=args.model))
     tokenizer = ChatTokenizer.load(model.folder)
-    questions, source = workload(str(DEMO_PROMPTS), args.prompts)
+    questions, _ = workload(str(DEMO_PROMPTS), args.prompts)
     prompts = [tokenizer.render([{"role": "user", "content": q}], thinking=False, system=None) for q in questions]
     longest = max(map(len, prompts))
     width = -(-(longest + args.max_new) // 32) * 32
-    header(model=f"{args.model} (float32)", workload=f"{source}, {args.samples} answers each, at most {args.max_new} tokens")
+    header(
+        model=f"{args.model} (float32)",
+        workload=f"{len(prompts)} of the bundled demo prompts, {args.samples} answers each, at most {args.max_new} tokens",
+    )
     cfg = sampler_config(args.slots, longest + args.max_new + JUDGE_ROOM, args.max_new)
     full = Subject(model.params, _engine(model.spec, cfg, tokenizer), tokenizer)
     answered = full.answers(prompts, args.samples, args.max_new, 1.0)
