@@ -176,10 +176,8 @@ def benchmark(args: argparse.Namespace) -> dict[str, Any]:
     prompts = [tokenizer.render([{"role": "user", "content": q}], thinking=False, system=None) for q in questions]
     longest = max(map(len, prompts))
     width = -(-(longest + args.max_new) // 32) * 32
-    header(
-        model=f"{args.model} (float32)",
-        workload=f"{len(prompts)} of the bundled demo prompts, {args.samples} answers each, at most {args.max_new} tokens",
-    )
+    what = f"{len(prompts)} of the bundled demo prompts, {args.samples} answers each, at most {args.max_new} tokens"
+    header(model=f"{args.model} (float32)", workload=what)
     cfg = sampler_config(args.slots, longest + args.max_new + JUDGE_ROOM, args.max_new)
     full = Subject(model.params, _engine(model.spec, cfg, tokenizer), tokenizer)
     answered = full.answers(prompts, args.samples, args.max_new, 1.0)
