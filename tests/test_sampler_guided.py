@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 
 import jax
@@ -14,10 +15,12 @@ import text_support as tt
 from coevo_jax.config import Experiment, JudgeConfig, RubricConfig, SamplerConfig, Sampling
 from coevo_jax.config.validate import validate
 from coevo_jax.errors import UserError
+from coevo_jax.judges import JudgeItem, make_judge
+from coevo_jax.methods.context import Context, Voice
 from coevo_jax.models.load import TINY
-from coevo_jax.rubrics import parse_rubric
+from coevo_jax.rubrics import Criterion, Rubric, parse_rubric
 from coevo_jax.sampler.draw import NEGATIVE, draw
-from coevo_jax.sampler.requests import Request, check_request
+from coevo_jax.sampler.requests import Completion, Request, check_request
 from coevo_jax.text.chat import ChatTokenizer
 from coevo_jax.text.grammars import rubric_lark
 from coevo_jax.text.parse import parse_criteria_scores, parse_score
@@ -31,7 +34,13 @@ WORDS = ("yes", " no", "score")
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    return ChatTokenizer.load(tt.make_tokenizer(tmp_path_factory.mktemp("tok"), tt.CHATML, words=WORDS))
+    """A byte-level one with two stop ids."""
+    folder = tt.make_tokenizer(tmp_path_factory.mktemp("tok"), tt.CHATML, words=WORDS)
+    ends = [ChatTokenizer.load(folder)._tok.convert_tokens_to_ids("<|eot_id|>")]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    tokenizer = ChatTokenizer.load(folder)
+    assert len(tokenizer.stop_ids) == 2
+    return tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +98,10 @@ def test_masks_against_brute_force(small):
 
 
 def test_own_spelling_of_forced_text(small):
-    grammar = Grammar.from_regex("score", small)
-    assert small.decode(walk(grammar, small.vocab_size, 0)) == "score" and len(walk(grammar, small.vocab_size, 0)) == 2
+    rows = GuidedRows(2, small.vocab_size)
+    for slot, own in enumerate((True, False)):
+        rows.start(slot, Grammar.from_regex("score", small, own_spelling=own), "r")
+    assert [small.token_text(i) for i in allowed(rows, 0)] == ["score"] and len(allowed(rows, 1)) > 1
 
 
 def check_walks(tokenizer: ChatTokenizer, vocab: int, seeds: int) -> None:
@@ -139,21 +150,21 @@ def test_only_stop_ids_at_the_end(small):
     rows = GuidedRows(1, small.vocab_size)
     rows.start(0, Grammar.from_regex("yes", small), "r")
     rows.accept(0, small.encode("yes")[0])
-    assert len(small.stop_ids) >= 1 and allowed(rows, 0) == list(small.stop_ids)
+    assert allowed(rows, 0) == list(small.stop_ids)
 
 
 def test_dead_end_names_the_request(tiny):
-    """The small world has no token with a z."""
+    """No token of the small world begins with a z, or with a space and a z."""
+    words = [tiny.token_text(i) for i in range(tiny.vocab_size)]
     rows = GuidedRows(1, tiny.vocab_size)
     rows.start(0, Grammar.from_regex("is z", tiny), "request 7")
-    with pytest.raises(UserError, match="request 7"):
-        for token in (tiny.encode("is")[-1], 0):
-            rows.masks()
-            rows.accept(0, token)
+    rows.accept(0, words.index("is"))
+    with pytest.raises(UserError, match=r"(?s)no token continues.*request 7"):
+        rows.masks()
     rows = GuidedRows(1, tiny.vocab_size)
     rows.start(0, Grammar.from_regex("is ant", tiny), "request 8")
     with pytest.raises(UserError, match="request 8"):
-        rows.accept(0, tiny.encode("bee")[-1])
+        rows.accept(0, words.index("bee"))
 
 
 def test_broken_grammar(small):
@@ -207,6 +218,42 @@ def test_config():
     ):
         with pytest.raises(UserError, match=key):
             validate(cfg)
+
+
+def test_judges_ask_under_a_grammar_when_told_to(small):
+    asked: list[Request] = []
+
+    class Engine:
+        cfg = SamplerConfig(max_prompt=4096)
+
+        def generate(self, params, requests, progress=None):
+            asked.extend(requests)
+            ids, nothing = np.asarray([*small.encode("no"), small.stop_ids[0]], np.int32), np.zeros(3, np.float32)
+            return [[Completion(ids, nothing, nothing, "stop")] for _ in requests]
+
+    rubric = Rubric((Criterion("Names Lima", 0.5), Criterion("Polite", 0.3), Criterion("Short", 0.2)))
+    for protocol, count in (("json_score", 0), ("json_criteria", 3)):
+        for on in (False, True):
+            cfg = JudgeConfig(protocol=protocol, guided=on, retries=0)
+            make_judge(cfg, Engine(), None, small, 0).judge([JudgeItem("q", rubric, "a", 1)], 0)
+            assert asked.pop().grammar == (guided.verdict_grammar(small, count) if on else None)
+
+
+def test_rubrics_are_guided_unless_trained(small):
+    for on in (False, True):
+        cfg = dataclasses.replace(Experiment(), rubric=RubricConfig(guided=on, min_criteria=3))
+        ctx = Context(cfg, dict.fromkeys(("policy", "rubric"), Voice(small, None, None)), None, {}, None, None)
+        kinds = ("answer", "rubric", "policy_rubric", "pair_rubric")
+        role = lambda kind: "rubric" if "rubric" in kind else "policy"  # noqa: E731
+        found = [ctx.request([1], 1, kind, role(kind), 0, Sampling(), slot=0).grammar for kind in kinds]
+        grammar = guided.rubric_grammar(small, cfg.rubric)
+        assert found == ([None, None, grammar, grammar] if on else [None] * 4)
+
+
+def test_open_reasoning_is_refused(tmp_path):
+    opens = ChatTokenizer.load(tt.make_tokenizer(tmp_path, tt.CHATML_OPENS))
+    with pytest.raises(UserError, match="reasoning"):
+        guided.check_no_reasoning(opens, False, "judge.guided")
 
 
 def test_missing_package_names_the_extra(monkeypatch):
