@@ -66,7 +66,7 @@ class Engine:
         self.score_variants = prefill.variants(longest, cfg.prefill_tokens, self.rows, cfg.share_heads)
         self.least = cfg.share_least if cfg.share_heads else 0
         self.deepest = min(cfg.heads, 3)
-        self.leave_at = cfg.slots - max(1, math.ceil(cfg.refill_free_share * cfg.slots))
+        self.refill_at = max(1, math.ceil(cfg.refill_free_share * cfg.slots))  # free slots worth ending a dispatch for
         self.collect_size = min(cfg.slots, 32)
         self.programs = Programs()
         self.stats = Stats()

@@ -243,7 +243,8 @@ class Run:
             1 if guided else self.cfg.check_every, narrow,
         )  # fmt: skip
         mask = self.guided.masks() if guided and self.guided is not None else None
-        leave_at = self.engine.leave_at if self.queue else 0
+        # slots that are free or full now cannot be refilled, or they would have been: only further ones are worth leaving for
+        leave_at = max(len(going) - self.engine.refill_at, 0) if self.queue else 0
         store = self.store if self.shared else None
         start = time.perf_counter()
         self.state, report = self.engine.run_decode(self.weights, self.state, store, mask, plan, steps, leave_at)
