@@ -84,7 +84,7 @@ def test_forced_tokens_come_first_with_the_logprob_they_have():
     assert [c.finish for c in out[2]] == ["stop"] * 3 and len({tuple(c.tokens) for c in out[0]}) > 1
     free = engine_of().generate(PARAMS, [dataclasses.replace(requests[1])])
     assert_same_draws(PARAMS, engine, requests[1:2], free, out[1:2])
-    with pytest.raises(UserError, match=r"5 tokens are forced.*sampler.forced_tokens"):
+    with pytest.raises(UserError, match=r"(?s)5 tokens are forced.*sampler.forced_tokens"):
         engine.generate(PARAMS, [dataclasses.replace(requests[0], forced=np.arange(8, 13))])
 
 
