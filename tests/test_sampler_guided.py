@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import sampler_support as ss
 import text_support as tt
 
 from coevo_jax.config import Experiment, JudgeConfig, RubricConfig, SamplerConfig, Sampling
@@ -179,10 +180,48 @@ def test_slots_are_independent(small):
     before = allowed(rows, 2)
     rows.accept(0, small.encode("y")[0])
     assert allowed(rows, 2) == before and {small.token_text(i) for i in allowed(rows, 0)} == {"e"}
-    assert (rows.masks()[[1, 3]] == 0xFFFFFFFF).all() and len(rows) == 2 and 2 in rows
+    assert (rows.masks()[[1, 3]] == 0xFFFFFFFF).all() and 2 in rows and 1 not in rows
     rows.accept(1, 5)  # not guided: nothing to do
     rows.stop(2)
-    assert (rows.masks()[2] == 0xFFFFFFFF).all() and len(rows) == 1 and len(allowed(rows, 0)) == 1
+    assert (rows.masks()[2] == 0xFFFFFFFF).all() and 2 not in rows and len(allowed(rows, 0)) == 1
+
+
+def test_a_text_moves_and_is_told_once(small):
+    rows = GuidedRows(3, small.vocab_size)
+    rows.start(0, Grammar.from_regex("yyes", small, own_spelling=False), "a")
+    y = small.encode("y")[0]
+    rows.accept(0, y, 1)
+    rows.accept(0, y, 1)  # at rest: the same token again
+    rows.move(0, 2)
+    rows.move(0, 1)  # nothing there
+    assert (rows.masks()[:2] == 0xFFFFFFFF).all()
+    assert {small.token_text(i) for i in allowed(rows, 2)} == {"y", "ye", "yes"}
+    rows.accept(2, y, 2)
+    assert {small.token_text(i) for i in allowed(rows, 2)} == {"e"}
+
+
+def test_engine_under_a_grammar(tiny):
+    """Guided and free rows together, more than there are slots: guided texts are of the grammar, log-probs of what it left."""
+    spec = dataclasses.replace(ss.LLAMA, vocab_size=128)
+    params = ss.params_of(spec, scale=1.0)
+    engine = ss.new_engine(spec, tiny.stop_ids, slots=3, max_new=8)
+    grammar = Grammar.from_regex(r"is( ant| bee| owl){2,3}", tiny)
+    requests = ss.requests_of(ss.prompts_of(4), n=2, max_new_tokens=8)
+    requests = [dataclasses.replace(r, grammar=grammar) if i % 2 else r for i, r in enumerate(requests)]
+    free = engine.generate(params, requests[::2])
+    found = engine.generate(params, requests)
+    assert ss.assert_same_draws(params, engine, requests[::2], found[::2], free) <= 1
+    for r, row in list(zip(requests, found))[1::2]:
+        for c in row:
+            assert c.finish == "stop" and re.fullmatch(r"is( ant| bee| owl){2,3}", tiny.decode(c.tokens))
+            rows, logp = GuidedRows(1, 128), ss.full_logits(params, spec, np.concatenate([r.prompt, c.tokens]))
+            rows.start(0, grammar, "r")
+            for i, token in enumerate(c.tokens):
+                keep = allowed(rows, 0)
+                left = ss.log_softmax(logp[len(r.prompt) - 1 + i][keep])
+                np.testing.assert_allclose(c.logprobs[i], left[keep.index(token)], atol=1e-4)
+                np.testing.assert_allclose(c.entropy[i], -(np.exp(left) * left).sum(), atol=1e-4)
+                rows.accept(0, token)
 
 
 def test_apply_mask_against_numpy():

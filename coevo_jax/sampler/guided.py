@@ -152,19 +152,24 @@ class _Decoded:
 # ---------------------------------------------------------------------------------------------------- the slots
 
 
+@dataclasses.dataclass
+class _Row:
+    """A guided slot. begins: ids of a closed vocabulary that begin others; accepted: tokens told so far."""
+
+    matcher: Any
+    where: str
+    begins: tuple[int, ...]
+    accepted: int = 0
+
+
 class GuidedRows:
     """Which slots are guided, where each is in its grammar, and their masks."""
 
     def __init__(self, slots: int, vocab: int):
         self.vocab = vocab
         self._masks = np.full((slots, -(-vocab // 32)), -1, np.int32)
-        self._running: dict[int, tuple[Any, str]] = {}
-        self._begins: dict[int, tuple[int, ...]] = {}  # slots of closed vocabularies: the ids that begin others
+        self._running: dict[int, _Row] = {}
         self._executor: Any = None
-
-    def __len__(self) -> int:
-        """Guided slots."""
-        return len(self._running)
 
     def __contains__(self, slot: int) -> bool:
         return slot in self._running
@@ -172,16 +177,20 @@ class GuidedRows:
     def start(self, slot: int, grammar: Grammar, where: str) -> None:
         """The slot begins a text of the grammar. where: names the request in errors."""
         self._executor = self._executor or llguidance().LLExecutor()
-        self._running[slot] = (grammar.matcher(self.vocab), where)
-        self._begins[slot] = vocabulary(grammar.tokenizer, self.vocab)[1] or ()
+        begins = vocabulary(grammar.tokenizer, self.vocab)[1] or ()
+        self._running[slot] = _Row(grammar.matcher(self.vocab), where, begins)
 
-    def accept(self, slot: int, token: int) -> None:
-        """The slot drew `token`; nothing to do in a slot without a grammar. UserError where its grammar forbids it."""
-        if slot not in self._running:
+    def accept(self, slot: int, token: int, drawn: int | None = None) -> None:
+        """The slot drew `token`; nothing to do in a slot without a grammar. UserError where its grammar forbids it.
+
+        drawn: how many tokens the slot's text has with this one; a token told before is then left alone (the slot was at rest).
+        """
+        row = self._running.get(slot)
+        if row is None or (drawn is not None and drawn <= row.accepted):
             return
-        matcher, where = self._running[slot]
-        if not matcher.consume_token(int(token)):
-            raise UserError(f"token {token} is outside the grammar: {_reason(matcher)}", where=where)
+        row.accepted += 1
+        if not row.matcher.consume_token(int(token)):
+            raise UserError(f"token {token} is outside the grammar: {_reason(row.matcher)}", where=row.where)
 
     def move(self, slot: int, to: int) -> None:
         """The text goes on in another slot."""
@@ -200,13 +209,13 @@ class GuidedRows:
         UserError names the request that has come to a dead end: its grammar goes on, and no token of the vocabulary does.
         """
         if self._running:
-            pairs = [(matcher, slot) for slot, (matcher, _) in self._running.items()]
+            pairs = [(row.matcher, slot) for slot, row in self._running.items()]
             llguidance().numpy.fill_next_token_bitmask_par(self._executor, pairs, self._masks)
-        for slot, (matcher, where) in self._running.items():
-            for token in self._begins[slot]:
-                self._drop_if_dead(slot, matcher, token)
-            if matcher.is_error() or not self._masks[slot].any():
-                raise UserError(f"no token continues the guided text: {_reason(matcher)}", where=where,
+        for slot, row in self._running.items():
+            for token in row.begins:
+                self._drop_if_dead(slot, row.matcher, token)
+            if row.matcher.is_error() or not self._masks[slot].any():
+                raise UserError(f"no token continues the guided text: {_reason(row.matcher)}", where=row.where,
                                 expected="a grammar that the tokenizer can spell")  # fmt: skip
         return self._masks.view(np.uint32)
 
