@@ -262,7 +262,7 @@ def test_weights_with_nan_are_an_error_and_not_a_completion():
 
 def test_eight_devices_give_what_one_gives():
     mesh = jax.make_mesh((4, 2), ("data", "fsdp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-    with pytest.raises(UserError, match="does not divide over 8 devices"):
+    with pytest.raises(UserError, match="4 slots of a class do not divide over 8 devices"):
         engine_of(mesh=mesh)
     one, eight = engine_of(slots=8), new_engine(slots=8, mesh=mesh)
     everywhere = jax.device_put(PARAMS, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))

@@ -5,6 +5,7 @@ Order: longest allowed completion first, then the order of the requests, then th
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -50,7 +51,7 @@ class Queue:
         by_number = {of[i]: r.prompt for i, r in enumerate(requests)}
         self.prompts = [by_number[n] for n in range(len(numbers))]
         order = sorted(range(len(requests)), key=lambda i: (-requests[i].sampling.max_new_tokens, i))
-        self.waiting = [Sample(i, s, of[i]) for i in order for s in range(requests[i].n)]
+        self.waiting = collections.deque(Sample(i, s, of[i]) for i in order for s in range(requests[i].n))
         self.uses = [0] * len(self.prompts)
         for sample in self.waiting:
             self.uses[sample.prompt] += 1
@@ -67,14 +68,18 @@ class Queue:
         start = self.tree.start(prompt)
         return Span(self.prompts[prompt][start:-1], start, head_row)
 
+    def tail_length(self, prompt: int) -> int:
+        """Tokens of that tail."""
+        return len(self.prompts[prompt]) - 1 - self.tree.start(prompt)
+
     def own_length(self, prompt: int, shared: bool) -> int:
         """Own positions that a sample starts with."""
-        return len(self.prompts[prompt]) - 1 - (self.tree.start(prompt) if shared else 0)
+        return self.tail_length(prompt) if shared else len(self.prompts[prompt]) - 1
 
     def given(self, samples: Sequence[Sample]) -> None:
         """The leading samples have left the queue; tails that none of the others needs are forgotten."""
-        self.waiting = self.waiting[len(samples) :]
         for sample in samples:
+            self.waiting.popleft()
             self.uses[sample.prompt] -= 1
             if not self.uses[sample.prompt]:
                 self.stored.pop(sample.prompt, None)

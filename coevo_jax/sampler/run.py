@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -48,7 +49,7 @@ class Finished:
 
 
 def prefill_spans(
-    engine: Engine, weights: Weights, spans: Sequence[Span], store: Any, further: Sequence[Span] = ()
+    engine: Engine, weights: Weights, spans: Sequence[Span], store: Any, further: Iterable[Span] = ()
 ) -> list[tuple[Packed, Any, int]]:
     """Prefill spans in order: (packed, keys and values, spans) of each program; `further` ones fill the last one's padding."""
     out, done = [], 0
@@ -145,6 +146,8 @@ class Run:
 
     def _refill(self) -> None:
         """Give free slots to the leading samples."""
+        if not self.queue:
+            return
         queue, free = self.queue, self._free()
         placed: list[tuple[int, Sample]] = []
         missing: list[int] = []
@@ -172,15 +175,16 @@ class Run:
         queue = self.queue
         wanted = [p for p in prompts if p not in queue.stored]
         for p in wanted:  # a prompt that is all head has no tail
-            if not len(queue.tail(p, 0).tokens):
+            if not queue.tail_length(p):
                 queue.stored[p] = Stored(None, 0, 0)
         wanted = sorted((p for p in wanted if p not in queue.stored), key=lambda p: (queue.tree.node_of[p], p))
         if not wanted:
             return
-        later = [p for p in dict.fromkeys(s.prompt for s in queue.waiting[: 2 * self.cfg.slots]) if p not in queue.stored]
-        later = [p for p in later if p not in wanted and (queue.tree.node_of[p] < 0 or queue.tree.node_of[p] in self.heads.row)]
-        later = [p for p in later if len(queue.tail(p, 0).tokens)]
-        spans, further = ([queue.tail(p, self._head_row(p)) for p in group] for group in (wanted, later))
+        waiting = dict.fromkeys(s.prompt for s in itertools.islice(queue.waiting, 2 * self.cfg.slots))
+        later = [p for p in waiting if p not in queue.stored and p not in wanted and queue.tail_length(p)]
+        later = [p for p in later if queue.tree.node_of[p] < 0 or queue.tree.node_of[p] in self.heads.row]
+        spans = [queue.tail(p, self._head_row(p)) for p in wanted]
+        further = (queue.tail(p, self._head_row(p)) for p in later)
         order, at = [*wanted, *later], 0
         for packed, kv, count in prefill_spans(self.engine, self.weights, spans, self.store, further):
             for p, (row, offset) in zip(order[at : at + count], packed.places):
@@ -209,8 +213,9 @@ class Run:
 
     def _move_full(self) -> None:
         """Rows that filled their class go on in a larger one, in order of slots, as far as there is room."""
-        free = self._free()
-        for slot in sorted(s for s, r in self.running.items() if r.full):
+        full = sorted(s for s, r in self.running.items() if r.full)
+        free = self._free() if full else []
+        for slot in full:
             kind = self.engine.kind_of(slot)
             target = next((c for c in range(kind + 1, len(free)) if free[c]), None)
             if target is None:
@@ -261,12 +266,12 @@ class Run:
         stats.row_steps += int(r.row_steps)
         stats.slot_steps += int(r.steps) * (narrow or self.cfg.slots)
         ended = []
+        active, finish, length = r.active.tolist(), r.finish.tolist(), r.length.tolist()
         for slot, running in self.running.items():
             if running.born > number:  # it came to the slot after this dispatch
                 continue
-            running.length = int(r.length[slot])
-            running.full = bool(r.finish[slot] == FULL)
-            if not r.active[slot] and not running.full:
+            running.length, running.full = length[slot], finish[slot] == FULL
+            if not active[slot] and not running.full:
                 ended.append(slot)
             elif self.guided is not None and self.requests[running.sample.index].grammar is not None:
                 self.guided.accept(slot, int(r.last[slot]))
