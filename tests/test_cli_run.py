@@ -296,7 +296,7 @@ def test_the_memory_table_counts_what_is_there() -> None:
     assert parts["policy parameters"] == parts["policy reference"] == parts["policy gradients"] == 4 * count
     assert 8 * count <= parts["policy optimizer state"] <= 8 * count + 64
     spec = learner.spec
-    assert parts["sampler keys and values"] == 2 * 4 * spec.layers * spec.kv_heads * spec.head_dim * (16 * (128 + 48) + 8 * 128)
+    assert parts["sampler keys and values"] == 2 * 4 * spec.layers * spec.kv_heads * spec.head_dim * (16 * 192 + 8 * 128)
 
 
 def test_help_exits_0(capsys) -> None:

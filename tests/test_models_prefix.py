@@ -40,7 +40,7 @@ def test_a_head_is_shared_by_two_or_more_and_never_the_last_token():
 @pytest.mark.parametrize("family", ["llama", "mistral", "olmo3"])
 def test_next_token_probabilities_equal_those_of_single_rows(family):
     spec, params = SPECS[family], params_of(SPECS[family])
-    engine, prompts = new_engine(spec, max_prompt=64, prefill_tokens=128), tree(seed=3)
+    engine, prompts = new_engine(spec, max_prompt=64, prefill_tokens=128, share_least=4), tree(seed=3)
     forms = [[1, 2], [3], [5, 90]]
     got = engine.next_token_probs(params, prompts, forms)
     for p, row in zip(prompts, got):

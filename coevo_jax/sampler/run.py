@@ -274,7 +274,7 @@ class Run:
             if not active[slot] and not running.full:
                 ended.append(slot)
             elif self.guided is not None and self.requests[running.sample.index].grammar is not None:
-                self.guided.accept(slot, int(r.last[slot]))
+                self.guided.accept(slot, int(r.last[slot]), int(r.drawn[slot]))
         if ended:
             self._take_out(ended, r)
 
