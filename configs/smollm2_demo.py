@@ -39,6 +39,6 @@ def get_config() -> Experiment:
         advantage=AdvantageConfig(kind="mean", max_resample=1),
         optimizer=OptimizerConfig(lr=1e-5),
         update=UpdateConfig(pack_length=768, max_segments=16, rows_per_micro=1, remat="dots"),
-        sampler=SamplerConfig(slots=20, narrow_slots=5, max_prompt=320, max_new=128, steps_per_dispatch=16),
+        sampler=SamplerConfig(slots=20, narrow=(5,), max_prompt=320, max_new=128, steps_per_dispatch=16),
         run=RunConfig(save_every=1000, keep=1),
     )

@@ -32,7 +32,7 @@ WAYS = {
     "read very late": {"read_lag": 3},
     "classes, read late": {"length_classes": CLASSES, "read_lag": 1},
     "rare checks": {"check_every": 3},
-    "few rows": {"narrow_slots": 2},
+    "few rows": {"narrow": (1, 2, 3)},
 }
 
 

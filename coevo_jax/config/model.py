@@ -105,7 +105,7 @@ class SamplerConfig:
     share_least: int = 64
     heads: int = 8  # rows of the store that shared heads are kept in
     share_decode: bool = False  # slots refer to the store's rows, so that a group's prompt is kept once; off, each has a copy
-    narrow_slots: int = 0  # one more decode program over the first so many slots, for few rows (CPU; 0 = off)
+    narrow: tuple[int, ...] = ()  # further decode programs over the first so many slots, for when few rows run (CPU)
     check_every: int = 1  # steps between two looks for finished rows inside a dispatch
     read_lag: int = 0  # dispatches between one and the reading of its report (pods: 1)
     forced_tokens: int = 0  # most tokens that a request may force at the beginning of its completions

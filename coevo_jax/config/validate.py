@@ -65,7 +65,7 @@ RANGES: dict[str, tuple[float, float]] = {
             *("advantage.epsilon", "advantage.max_resample", "loss.constant_length", "loss.clip_low", "loss.clip_high"),
             *("loss.kl_weight", "loss.tis_cap", "optimizer.lr", "optimizer.warmup_steps", "optimizer.eps"),
             *("optimizer.weight_decay", "optimizer.grad_clip", "judge.retries", "compat.policy_rubric_temperature"),
-            *("compat.buffer_entries", "seed", "sampler.read_lag", "sampler.forced_tokens", "sampler.narrow_slots"),
+            *("compat.buffer_entries", "seed", "sampler.read_lag", "sampler.forced_tokens"),
         ),
         (0, math.inf),
     ),

@@ -170,9 +170,9 @@ class Engine:
     def _classes(self) -> tuple[tuple[int, int], ...]:
         """(slots, positions) of each class, shortest first; the longest must hold any row that may come."""
         cfg = self.cfg
-        if cfg.narrow_slots and (cfg.length_classes or cfg.narrow_slots >= cfg.slots):
-            raise UserError(f"sampler.narrow_slots = {cfg.narrow_slots}", where="sampler.narrow_slots",
-                            expected=f"below sampler.slots = {cfg.slots}, and no length classes; 0 = off")  # fmt: skip
+        if cfg.narrow and (cfg.length_classes or not all(0 < n < cfg.slots for n in cfg.narrow)):
+            raise UserError(f"sampler.narrow = {cfg.narrow}", where="sampler.narrow",
+                            expected=f"numbers of slots below sampler.slots = {cfg.slots}, and no length classes")  # fmt: skip
         if not cfg.length_classes:
             return ((cfg.slots, self.positions),)
         classes = tuple(sorted(((int(n), int(s)) for n, s in cfg.length_classes), key=lambda c: c[1]))
@@ -191,6 +191,14 @@ class Engine:
     def reach_for(self, needed: int) -> int:
         """The shortest compiled reach that holds so many positions."""
         return next((r for r in self.reaches if r >= needed), self.reaches[-1])
+
+    def width_for(self, rows: int) -> int:
+        """Slots that a dispatch of so many rows computes: the smallest program that holds them, 0 = all slots."""
+        return min((n for n in self.cfg.narrow if n >= rows), default=0)
+
+    def narrow_reach(self, slots: int) -> int:
+        """Narrow programs come with one reach: few rows cost little at any."""
+        return self.reaches[-1]
 
     # ---- compiled programs ---------------------------------------------------------------------------------------------
 
@@ -220,7 +228,7 @@ class Engine:
 
         todo += [functools.partial(prompt, v) for v in self.variants]
         masks = [None, np.zeros((self.cfg.slots, -(-self.spec.vocab_size // 32)), np.uint32)] if guided else [None]
-        narrow = [(self.reaches[-1], self.cfg.narrow_slots)] if self.cfg.narrow_slots else []
+        narrow = [(self.narrow_reach(n), n) for n in self.cfg.narrow]
         for reach, slots in [*((r, 0) for r in self.reaches), *narrow]:
             for truncated in (False, True) if top_p else (False,):
                 todo += [functools.partial(step, reach, slots, truncated, mask) for mask in masks]
@@ -244,8 +252,8 @@ class Engine:
                 box["state"] = self.run_admit(box["state"], buffer, store, nothing, kind)
             if self.cfg.share_decode:
                 box["state"] = self.run_admit(box["state"], None, None, nothing, kind)
-            for larger in range(kind + 1, len(self.classes)):
-                box["state"] = self.run_move(box["state"], self.starts[kind], self.starts[larger], (kind, larger))
+            for to in range(kind if self.cfg.narrow else kind + 1, len(self.classes)):
+                box["state"] = self.run_move(box["state"], self.starts[kind], self.starts[to], (kind, to))
         self.run_collect(box["state"], np.zeros(self.collect_size, np.int32))
 
     def prepare(self, params: Params, decodes: bool = True) -> Weights:
@@ -300,7 +308,7 @@ class Engine:
         return self.programs.get(key, function, args, donate_argnums=0, out_shardings=self._state_sharding())(*args)
 
     def run_move(self, state: st.State, source: int, target: int, kinds: tuple[int, int]) -> st.State:
-        """A state in which one row goes on in a slot of a larger class."""
+        """A state in which one row goes on in another slot, of a larger class or of the same one."""
         function = functools.partial(st.move, kinds=kinds, firsts=(self.starts[kinds[0]], self.starts[kinds[1]]))
         args = (state, np.int32(source), np.int32(target))
         return self.programs.get(("move", kinds), function, args, donate_argnums=0, out_shardings=self._state_sharding())(*args)

@@ -221,11 +221,28 @@ class Run:
             if target is None:
                 continue
             to = free[target].pop(0)
-            self.state = self.engine.run_move(self.state, slot, to, (kind, target))
-            self.running[to] = dataclasses.replace(self.running.pop(slot), born=self.dispatched, full=False)
-            if self.guided is not None:
-                self.guided.move(slot, to)
+            self._to(slot, to, (kind, target))
             self.engine.stats.moves += 1
+
+    def _to(self, slot: int, to: int, kinds: tuple[int, int]) -> None:
+        """A running row goes on in another slot."""
+        self.state = self.engine.run_move(self.state, slot, to, kinds)
+        self.running[to] = dataclasses.replace(self.running.pop(slot), born=self.dispatched, full=False)
+        if self.guided is not None:
+            self.guided.move(slot, to)
+
+    def _compact(self, rows: int) -> int:
+        """Bring few rows into the first slots, so that a narrow program serves them: its number of slots, 0 = all.
+
+        While samples wait, slots are about to be filled; and rows of a report that is still out can't be moved.
+        """
+        width = self.engine.width_for(rows)
+        if not width or self.queue or self.reports:
+            return width if width and max(self.running) < width else 0
+        free = [slot for slot in range(width) if slot not in self.running]
+        for slot in sorted(s for s in self.running if s >= width):
+            self._to(slot, free.pop(0), (0, 0))
+        return width
 
     # ---- decoding ------------------------------------------------------------------------------------------------------
 
@@ -240,9 +257,9 @@ class Run:
         steps = 1 if guided else self.cfg.steps_per_dispatch
         ahead = len(self.reports) + 1  # dispatches whose steps are not yet counted in `length`, this one included
         reach = self.engine.reach_for(max(r.length for r in going) + ahead * steps)
-        narrow = self.cfg.narrow_slots if max(self.running) < self.cfg.narrow_slots else 0
+        narrow = self._compact(len(going)) if self.cfg.narrow else 0
         if narrow:
-            reach = self.engine.reaches[-1]  # one program: so few rows cost little at any reach
+            reach = self.engine.narrow_reach(narrow)
         plan = Plan(
             self.engine.classes, reach, self.engine.head_width if self.shared else 0, self.truncated, self.forced,
             1 if guided else self.cfg.check_every, narrow,
