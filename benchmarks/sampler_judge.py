@@ -81,7 +81,9 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def engines_for(model: str, work: Workload, overrides: list[str]) -> dict[str, tuple[Any, Engine]]:
     """Shared; not shared, same shapes; not shared, programs that hold one prompt."""
-    shared = apply_overrides(SamplerConfig(slots=8, max_prompt=work.head + work.tail, max_new=8), overrides)
+    budget = min(2048, work.tails * work.tail)  # a judge's engine is sized for its work: all tails in one program, or 2048 tokens
+    shared = SamplerConfig(slots=8, max_prompt=work.head + work.tail, max_new=8, prefill_tokens=budget)
+    shared = apply_overrides(shared, overrides)
     shared = dataclasses.replace(shared, share_heads=True)
     repeated = dataclasses.replace(shared, share_heads=False)
     configs = {"shared": shared, "repeated": repeated, "narrow": dataclasses.replace(repeated, prefill_tokens=1)}

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from sampler_support import LLAMA, SPECS, assert_same_draws, engine_of, flat, full_logits, log_softmax, params_of, requests_of
 
+from coevo_jax.sampler import kv
 from coevo_jax.sampler.prefill import BLOCK, Span, choose, fill, pack, variants
 from coevo_jax.sampler.tree import Heads, plan
 from coevo_jax.sampler.tree import flat as no_sharing
@@ -185,3 +188,17 @@ def test_prompts_of_one_token_and_equal_prompts_are_no_trouble():
 
 def test_no_tree_without_sequences():
     assert no_sharing(2).order == (0, 1) and no_sharing(2).start(1) == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_heads_in_a_store_are_attended_like_copies_of_them(dtype):
+    rng = np.random.default_rng(0)
+    x = lambda *shape: jnp.asarray(rng.standard_normal(shape, np.float32))  # noqa: E731
+    store = kv.encode(x(3, 6, 2, 8), x(3, 6, 2, 8), kv.DTYPES[dtype])  # 3 heads of 6 positions
+    row, q = jnp.asarray([2, 0, 2, 1], jnp.int32), x(4, 4, 8)
+    seen = jnp.arange(6, dtype=jnp.int32)[None] < jnp.asarray([6, 3, 1, 0], jnp.int32)[:, None]  # the last one sees nothing
+    copies = kv.attend(q, jax.tree.map(lambda a: a[row], store), seen)
+    found = kv.attend_heads(q, store, row, seen)
+    for a, b in zip(copies, found):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    assert float(found.total[3].max()) == 0

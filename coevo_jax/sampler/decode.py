@@ -22,7 +22,7 @@ from coevo_jax.models.spec import ModelSpec
 from coevo_jax.sampler.draw import draw, forbid, truncate
 from coevo_jax.sampler.guided import apply_mask
 from coevo_jax.sampler.keys import token_uniforms
-from coevo_jax.sampler.kv import KV, Partial, attend, head_of, merge, write
+from coevo_jax.sampler.kv import KV, Partial, attend, attend_heads, head_of, merge, write
 from coevo_jax.sampler.state import FULL, LENGTH, RUNNING, STOP, Report, Rows, State, starts_of
 
 
@@ -84,9 +84,9 @@ def _attention(q_BxHxd: jax.Array, own: list[KV], heads: KV | None, rows: Rows, 
     whole = Partial(*(jnp.concatenate(x) for x in zip(*parts))) if len(parts) > 1 else parts[0]
     if heads is None:
         return merge([whole], q_BxHxd.dtype)
-    kv = jax.tree.map(lambda x: jnp.take(x, rows.head, axis=0), heads)
-    kv = head_of(kv, min(plan.head_reach, heads.keys.shape[-1]))
-    return merge([whole, attend(q_BxHxd, kv, _seen(first, rows.base - 1, kv.keys.shape[-1]))], q_BxHxd.dtype)
+    heads = head_of(heads, min(plan.head_reach, heads.keys.shape[-1]))
+    seen = _seen(first, rows.base - 1, heads.keys.shape[-1])
+    return merge([whole, attend_heads(q_BxHxd, heads, rows.head, seen)], q_BxHxd.dtype)
 
 
 def token_logits(

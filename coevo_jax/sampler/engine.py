@@ -58,8 +58,8 @@ class Engine:
         self.positions = prefill.round_up(cfg.max_prompt + cfg.max_new, 32)
         self.classes = self._classes()
         self.starts = st.starts_of(self.classes)
-        quarter = prefill.round_up(self.positions // 4, 32)
-        self.reaches = sorted({min(quarter * i, self.positions) for i in (1, 2, 3, 4)} | {self.positions})
+        # XLA copies the part of the cache that a shorter reach cuts out, so above about half of it all is read sooner
+        self.reaches = sorted({min(prefill.round_up(self.positions // 3, 32), self.positions), self.positions})
         self.rows = self._shards()
         self.variants = prefill.variants(cfg.max_prompt, cfg.prefill_tokens, self.rows, cfg.share_heads)
         longest = cfg.max_prompt + cfg.max_new

@@ -3,7 +3,8 @@
 keys [R,K,d,S] and values [R,K,S,d]: on the CPU both products of the attention then run along contiguous memory inside one fused
 loop, and a token's row is scattered in place. int8 keeps one float32 scale for each token and kv head.
 
-Axes: R rows (slots, or rows of a store), B queries, K kv heads, G query heads a kv head, H = K G, d head width, S positions.
+Axes: R rows (slots, or rows of a store), B queries, K kv heads, G query heads a kv head, H = K G, d head width, S positions,
+W positions of a shared head.
 """
 
 from __future__ import annotations
@@ -102,23 +103,47 @@ def head_of(kv: KV, width: int) -> KV:
 def attend(q_BxHxd: jax.Array, kv: KV, seen_BxS: jax.Array) -> Partial:
     """Attention of one query a row over the positions it sees. Softmax in float32.
 
-    Products and sums are written out: XLA fuses slice, widening and product into one loop over the cache, while a batched
-    matrix product with G rows first copies its operands.
+    Products and sums are written out: XLA fuses widening and product into one loop over the cache, while a batched matrix product
+    with G rows first copies its operands.
     """
-    B, H, d = q_BxHxd.shape
-    K = kv.keys.shape[1]
-    q = q_BxHxd.reshape(B, K, H // K, d).astype(jnp.float32) * jnp.float32(d**-0.5)
+    q = _scaled(q_BxHxd, kv.keys.shape[1])
     scores = jnp.sum(q[..., None] * kv.keys[:, :, None].astype(jnp.float32), axis=3)  # [B,K,G,S]
     if kv.key_scale is not None:
         scores = scores * kv.key_scale[:, :, None]
-    seen = seen_BxS[:, None, None]
-    scores = jnp.where(seen, scores, NEGATIVE)
-    peak = jnp.max(scores, axis=3)
-    weights = jnp.where(seen, jnp.exp(scores - peak[..., None]), jnp.float32(0))
-    total = jnp.sum(weights, axis=3)
+    weights, peak, total = _weights(scores, seen_BxS[:, None, None], (3,))
     if kv.value_scale is not None:
         weights = weights * kv.value_scale[:, :, None]
     return Partial(jnp.sum(weights[..., None] * kv.values[:, :, None].astype(jnp.float32), axis=3), peak, total)
+
+
+def attend_heads(q_BxHxd: jax.Array, heads: KV, row_B: jax.Array, seen_BxW: jax.Array) -> Partial:
+    """Attention of each query over the shared head in its row of a store.
+
+    Every query meets every head in one matrix product, and what is not its own is masked: as long as heads are few, that is
+    cheaper than to gather a copy of its head for each query.
+    """
+    q, rows = _scaled(q_BxHxd, heads.keys.shape[1]), jnp.arange(heads.keys.shape[0], dtype=jnp.int32)
+    scores = jnp.einsum("BKGd,RKdW->BKGRW", q, heads.keys.astype(jnp.float32))
+    if heads.key_scale is not None:
+        scores = scores * heads.key_scale.transpose(1, 0, 2)[None, :, None]
+    seen = (row_B[:, None] == rows[None])[..., None] & seen_BxW[:, None]  # [B,R,W]
+    weights, peak, total = _weights(scores, seen[:, None, None], (3, 4))
+    if heads.value_scale is not None:
+        weights = weights * heads.value_scale.transpose(1, 0, 2)[None, :, None]
+    return Partial(jnp.einsum("BKGRW,RKWd->BKGd", weights, heads.values.astype(jnp.float32)), peak, total)
+
+
+def _scaled(q_BxHxd: jax.Array, kv_heads: int) -> jax.Array:
+    B, H, d = q_BxHxd.shape
+    return q_BxHxd.reshape(B, kv_heads, H // kv_heads, d).astype(jnp.float32) * jnp.float32(d**-0.5)
+
+
+def _weights(scores: jax.Array, seen: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """exp(score - peak) where seen and 0 elsewhere; the peak and the sum over `axes`, where the positions lie."""
+    scores = jnp.where(seen, scores, NEGATIVE)
+    peak = jnp.max(scores, axis=axes, keepdims=True)
+    weights = jnp.where(seen, jnp.exp(scores - peak), jnp.float32(0))
+    return weights, jnp.squeeze(peak, axes), jnp.sum(weights, axis=axes)
 
 
 def merge(parts: Sequence[Partial], dtype: Any) -> jax.Array:
