@@ -35,8 +35,9 @@ def get_config() -> Experiment:
         pairs=PairConfig(temporal=1.0, min_gap=1, max_gap=12, per_slot=12),
         schedule=ScheduleConfig(order="alternate", cycles=8, k=2, prompts=4, group=6),
         advantage=AdvantageConfig(kind="mean", max_resample=1),
-        # The KL term keeps the weights after the warm-up in the run folder: the benchmark's starting point.
-        loss=LossConfig(kl_weight=0.001),
-        optimizer=OptimizerConfig(lr=1e-4),
+        # The KL term keeps the weights after the warm-up in the run folder: the benchmark's starting point. Its weight and the
+        # constant length keep the policy's updates, which carry little signal, from shaking the weights that both roles share.
+        loss=LossConfig(kl_weight=0.04, aggregation="constant", constant_length=128),
+        optimizer=OptimizerConfig(lr=6e-5),
         run=RunConfig(save_every=6, keep=1),
     )
