@@ -85,8 +85,8 @@ def _attention(q_BxHxd: jax.Array, own: list[KV], heads: KV | None, rows: Rows, 
     if heads is None:
         return merge([whole], q_BxHxd.dtype)
     heads = head_of(heads, min(plan.head_reach, heads.keys.shape[-1]))
-    seen = _seen(first, rows.base - 1, heads.keys.shape[-1])
-    return merge([whole, attend_heads(q_BxHxd, heads, rows.head, seen)], q_BxHxd.dtype)
+    seen_BxW = _seen(first, rows.base - 1, heads.keys.shape[-1])
+    return merge([whole, attend_heads(q_BxHxd, heads, rows.head, seen_BxW)], q_BxHxd.dtype)
 
 
 def token_logits(
