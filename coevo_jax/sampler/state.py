@@ -178,7 +178,9 @@ def move(state: State, source: jax.Array, target: jax.Array, *, kinds: tuple[int
         moved = put_row(layer[kinds[1]], target - firsts[1], piece)
         layers.append(tuple(moved if c == kinds[1] else kv for c, kv in enumerate(layer)))
     rows, drawings = jax.tree.map(lambda x: x.at[target].set(x[source]), (state.rows, state.drawings))
-    rows = dataclasses.replace(rows, active=rows.active.at[target].set(True), finish=rows.finish.at[target].set(RUNNING))
+    rows = dataclasses.replace(
+        rows, active=rows.active.at[source].set(False).at[target].set(True), finish=rows.finish.at[target].set(RUNNING)
+    )
     return State(tuple(layers), rows, drawings)
 
 
