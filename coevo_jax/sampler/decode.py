@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from jax import lax
+from jax.sharding import Mesh, PartitionSpec
 
 from coevo_jax.models.forward import attention_inputs, attention_output, embed, mlp_block, rms_norm, unembed
 from coevo_jax.models.rope import rope_tables
@@ -22,8 +25,20 @@ from coevo_jax.models.spec import ModelSpec
 from coevo_jax.sampler.draw import draw, forbid, truncate
 from coevo_jax.sampler.guided import apply_mask
 from coevo_jax.sampler.keys import token_uniforms
-from coevo_jax.sampler.kv import KV, Partial, attend, attend_heads, head_of, merge, write
-from coevo_jax.sampler.state import FULL, LENGTH, RUNNING, STOP, Report, Rows, State, starts_of
+from coevo_jax.sampler.kv import KV, Partial, attend, attend_heads, head_of, merge, seen_between, write
+from coevo_jax.sampler.state import FULL, LENGTH, RUNNING, STOP, Drawings, Report, Rows, State, places_of
+from coevo_jax.sampler.window import SLOTS, Windowed
+
+
+@struct.dataclass
+class Loop:
+    """What changes from step to step."""
+
+    held: tuple[Any, ...]  # a layer each: the cache itself, or its staging window
+    rows: Rows
+    drawings: Drawings
+    done: jax.Array  # int32: steps
+    row_steps: jax.Array  # int32: active slots, summed over the steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,17 +52,45 @@ class Plan:
     forced: bool = False
     check_every: int = 1
     narrow: int = 0  # only the first so many slots are computed (0 = all); for one class
-
-    @property
-    def starts(self) -> list[int]:
-        """First slot of each class."""
-        return starts_of(self.classes)
+    attention: str = "xla"  # or pallas: the cache is read by a kernel, over filled tiles whatever the reach (window.py)
+    window: int = 0  # pallas: most steps of a dispatch
 
     @property
     def capacity(self) -> np.ndarray:
         """Positions of each slot, [B]."""
-        capacity = np.concatenate([np.full(n, positions, np.int32) for n, positions in self.classes])
-        return capacity[: self.narrow or None]
+        kinds, _ = places_of(self.classes)
+        return np.asarray([s for _, s in self.classes], np.int32)[kinds][: self.narrow or None]
+
+    def cut(self, x: jax.Array) -> list[jax.Array]:
+        """[B,...] as one array for the slots of each class."""
+        out, at = [], 0
+        for n, _ in self.classes:
+            out.append(x[at : at + n])
+            at += n
+        return out
+
+    def share(self, shards: int) -> Plan:
+        """The plan of one device's slots, of which there are `shards`."""
+        return dataclasses.replace(self, classes=tuple((n // shards, positions) for n, positions in self.classes))
+
+
+@dataclasses.dataclass(frozen=True)
+class InPlace:
+    """The cache that XLA writes token by token: what the loop holds is the cache itself."""
+
+    store: KV | None  # shared heads, stacked
+    spec: ModelSpec
+    plan: Plan
+
+    def layer(
+        self, i: int, q_BxHxd: jax.Array, k_BxKxd: jax.Array, v_BxKxd: jax.Array, own: tuple[KV, ...], rows: Rows, step: Any
+    ) -> tuple[jax.Array, tuple[KV, ...]]:
+        """Attention [B,H,d] of layer i, and its cache with the step's token written. Slots at rest write nothing."""
+        cut = self.plan.cut
+        position = jnp.where(rows.active, rows.length, jnp.int32(1 << 30))
+        own = tuple(write(*x) for x in zip(own, cut(position), cut(k_BxKxd), cut(v_BxKxd)))
+        heads = None if self.store is None else layer_of(self.store, i)
+        return _attention(q_BxHxd, own, heads, rows, self.plan, self.spec.window_of[i]), own
 
 
 def layer_of(stacked: KV, i: int) -> KV:
@@ -66,54 +109,49 @@ def rope_variant(spec: ModelSpec, layer: int) -> int:
     return int(bool(spec.unscaled_rope_in_windows and spec.rope_scaling and spec.window_of[layer] > 0))
 
 
-def _seen(first_B: jax.Array, last_B: jax.Array, width: int) -> jax.Array:
-    """[B,S] bool: positions from first up to last, which is included."""
-    s = jnp.arange(width, dtype=jnp.int32)[None]
-    return (s >= first_B[:, None]) & (s <= last_B[:, None])
-
-
-def _attention(q_BxHxd: jax.Array, own: list[KV], heads: KV | None, rows: Rows, plan: Plan, window: int) -> jax.Array:
+def _attention(q_BxHxd: jax.Array, own: tuple[KV, ...], heads: KV | None, rows: Rows, plan: Plan, window: int) -> jax.Array:
     """Attention [B,H,d] of every slot over its shared head and its own positions; `own` holds a KV a class."""
     first = rows.base + rows.length - (window - 1) if window else jnp.zeros_like(rows.length)  # as a position of the sequence
     parts = []
-    for kv, start in zip(own, plan.starts):
-        here = slice(start, start + kv.keys.shape[0])
+    for kv, q, low, high in zip(own, plan.cut(q_BxHxd), plan.cut(first - rows.base), plan.cut(rows.length)):
         width = min(plan.reach, kv.keys.shape[-1])
-        seen = functools.partial(_seen, (first - rows.base)[here], rows.length[here])
-        parts.append(attend(q_BxHxd[here], head_of(kv, width), seen(width)))
+        parts.append(attend(q, head_of(kv, width), seen_between(low, high, width)))
     whole = Partial(*(jnp.concatenate(x) for x in zip(*parts))) if len(parts) > 1 else parts[0]
     if heads is None:
         return merge([whole], q_BxHxd.dtype)
     heads = head_of(heads, min(plan.head_reach, heads.keys.shape[-1]))
-    seen_BxW = _seen(first, rows.base - 1, heads.keys.shape[-1])
+    seen_BxW = seen_between(first, rows.base - 1, heads.keys.shape[-1])
     return merge([whole, attend_heads(q_BxHxd, heads, rows.head, seen_BxW)], q_BxHxd.dtype)
 
 
 def token_logits(
-    params: dict[str, Any], spec: ModelSpec, state: State, store: KV | None, plan: Plan, dtype: Any
-) -> tuple[jax.Array, State]:
-    """Feed each slot's last token: logits [B,V] float32 and the state with that token's keys and values written.
+    params: dict[str, Any], cache: InPlace | Windowed, held: tuple[Any, ...], rows: Rows, step: jax.Array, dtype: Any
+) -> tuple[jax.Array, tuple[Any, ...]]:
+    """Feed each slot's last token: logits [B,V] float32, and what the cache holds a layer with that token's keys and values.
 
-    No active slot may be longer than plan.reach. Slots at rest are computed too, write nothing and are not used.
+    No active slot may be longer than plan.reach. Slots at rest are computed too and are not used.
     """
-    rows = state.rows
+    spec = cache.spec
     x = embed(params, rows.last[:, None], dtype)
     cos, sin = rope_tables(spec, (rows.base + rows.length)[:, None])
-    position = jnp.where(rows.active, rows.length, jnp.int32(1 << 30))
-    layers = []
+    out = []
     for i, layer in enumerate(params["layers"]):
         r = rope_variant(spec, i)
         q, k, v = attention_inputs(layer, spec, x, cos[r], sin[r])
-        own = []
-        for kv, start in zip(state.own[i], plan.starts):
-            here = slice(start, start + kv.keys.shape[0])
-            own.append(write(kv, position[here], k[here, 0], v[here, 0]))
-        heads = None if store is None else layer_of(store, i)
-        attended = _attention(q[:, 0], own, heads, rows, plan, spec.window_of[i])
+        attended, kept = cache.layer(i, q[:, 0], k[:, 0], v[:, 0], held[i], rows, step)
         x = mlp_block(layer, spec, attention_output(layer, spec, x, attended[:, None]))
-        layers.append(tuple(own))
+        out.append(kept)
     hidden = rms_norm(x[:, 0], params["final_norm"], spec.norm_eps)
-    return unembed(params, spec, hidden), dataclasses.replace(state, own=tuple(layers))
+    return unembed(params, spec, hidden), tuple(out)
+
+
+def _by_row(logits_BxV: jax.Array, mesh: Mesh | None) -> jax.Array:
+    """Logits dealt out by rows over 'tensor', from the vocabulary over it: the draw looks at a whole row several times."""
+    if mesh is None or mesh.shape["tensor"] == 1 or logits_BxV.shape[0] % mesh.shape["tensor"]:
+        return logits_BxV
+    for spec in (PartitionSpec(None, "tensor"), PartitionSpec("tensor")):  # both: else the weights are gathered instead
+        logits_BxV = lax.with_sharding_constraint(logits_BxV, spec)
+    return logits_BxV
 
 
 def _advance(rows: Rows, token_B: jax.Array, stop_ids: tuple[int, ...], capacity_B: np.ndarray) -> Rows:
@@ -137,17 +175,17 @@ def _advance(rows: Rows, token_B: jax.Array, stop_ids: tuple[int, ...], capacity
 
 def decode_step(
     params: dict[str, Any],
-    spec: ModelSpec,
-    state: State,
-    store: KV | None,
+    cache: InPlace | Windowed,
+    loop: Loop,
     mask: jax.Array | None,
     stop_ids: tuple[int, ...],
-    plan: Plan,
     dtype: Any,
-) -> State:
+    mesh: Mesh | None,
+) -> Loop:
     """One token for every active slot."""
-    logits, state = token_logits(params, spec, state, store, plan, dtype)
-    rows, out = state.rows, state.drawings
+    rows, out, plan = loop.rows, loop.drawings, cache.plan
+    logits, held = token_logits(params, cache, loop.held, rows, loop.done, dtype)
+    logits = _by_row(logits, mesh)
     logits = forbid(logits, stop_ids, rows.drawn < rows.min_new)
     if mask is not None:
         logits = apply_mask(logits, mask)
@@ -166,7 +204,8 @@ def decode_step(
         logprobs=put(out.logprobs, drawn.logprob),
         entropy=put(out.entropy, drawn.entropy),
     )
-    return dataclasses.replace(state, rows=_advance(rows, drawn.token, stop_ids, plan.capacity), drawings=drawings)
+    rows = _advance(rows, drawn.token, stop_ids, plan.capacity)
+    return Loop(held, rows, drawings, loop.done + 1, loop.row_steps + jnp.sum(loop.rows.active.astype(jnp.int32)))
 
 
 def decode(
@@ -181,32 +220,64 @@ def decode(
     stop_ids: tuple[int, ...],
     plan: Plan,
     dtype: Any,
+    mesh: Mesh | None = None,
 ) -> tuple[State, Report]:
     """Up to `steps` steps; ends early when no slot is active or at most `leave_at` are (free slots enough to refill; -1 = never).
 
     store: shared heads (stacked), None when slots hold their own. mask: allowed ids, as bits [B,V/32], of guided rows. The end
-    is looked for every plan.check_every steps.
+    is looked for every plan.check_every steps. With a mesh each device of data and fsdp goes its own way, with its share of the
+    slots and of leave_at: nothing is sent between them.
     """
+    shards = 1 if mesh is None else math.prod(mesh.shape[a] for a in SLOTS)
+    run = functools.partial(_decode, spec=spec, stop_ids=stop_ids, plan=plan.share(shards), dtype=dtype, mesh=mesh)
+    args = (params, state, store, mask, steps, leave_at // shards)
+    if mesh is None:
+        return run(*args)
+    whole, cut = PartitionSpec(), PartitionSpec(SLOTS)
+    return jax.shard_map(
+        run, mesh=mesh, in_specs=(whole, cut, whole, cut, whole, whole), out_specs=cut, axis_names=set(SLOTS), check_vma=False
+    )(*args)
 
+
+def _decode(
+    params: dict[str, Any],
+    state: State,
+    store: KV | None,
+    mask: jax.Array | None,
+    steps: jax.Array,
+    leave_at: jax.Array,
+    *,
+    spec: ModelSpec,
+    stop_ids: tuple[int, ...],
+    plan: Plan,
+    dtype: Any,
+    mesh: Mesh | None,
+) -> tuple[State, Report]:
+    """`decode` of one device's slots."""
     whole = state
     if plan.narrow:
         state, mask = jax.tree.map(lambda x: x[: plan.narrow], (state, mask))
 
-    def going(carry: tuple[State, jax.Array, jax.Array]) -> jax.Array:
-        state, done, _ = carry
-        active = jnp.sum(state.rows.active.astype(jnp.int32))
-        return (done < steps) & (active > jnp.maximum(leave_at, 0))
+    def going(loop: Loop) -> jax.Array:
+        active = jnp.sum(loop.rows.active.astype(jnp.int32))
+        return (loop.done < steps) & (active > jnp.maximum(leave_at, 0))
 
-    def body(carry: tuple[State, jax.Array, jax.Array]) -> tuple[State, jax.Array, jax.Array]:
-        state, done, used = carry
+    def body(loop: Loop) -> Loop:
         for _ in range(plan.check_every):
-            used = used + jnp.sum(state.rows.active.astype(jnp.int32))
-            state = decode_step(params, spec, state, store, mask, stop_ids, plan, dtype)
-        return state, done + plan.check_every, used
+            loop = decode_step(params, cache, loop, mask, stop_ids, dtype, mesh)
+        return loop
 
-    state, done, used = lax.while_loop(going, body, (state, jnp.int32(0), jnp.int32(0)))
+    cache: InPlace | Windowed = InPlace(store, spec, plan)
+    held: tuple[Any, ...] = state.own
+    if plan.attention != "xla":
+        steps = jnp.minimum(steps, plan.window // plan.check_every * plan.check_every)
+        cache = Windowed(state.own, store, state.rows.length, spec, plan, mesh)
+        held = cache.begin()
+    loop = lax.while_loop(going, body, Loop(held, state.rows, state.drawings, jnp.int32(0), jnp.int32(0)))
+    own = cache.finish(loop.held, loop.rows) if isinstance(cache, Windowed) else loop.held
+    state = State(own, loop.rows, loop.drawings)
     if plan.narrow:
         state = jax.tree.map(lambda x, part: lax.dynamic_update_slice_in_dim(x, part, 0, 0), whole, state)
     rows = state.rows
     report = {name: jnp.copy(getattr(rows, name)) for name in ("active", "finish", "drawn", "length", "last")}
-    return state, Report(**report, steps=done, row_steps=used)
+    return state, Report(**report, steps=loop.done[None], row_steps=loop.row_steps[None])

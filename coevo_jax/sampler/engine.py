@@ -57,10 +57,13 @@ class Engine:
         self.head_width = prefill.round_up(cfg.max_prompt, prefill.BLOCK)
         self.positions = prefill.round_up(cfg.max_prompt + cfg.max_new, 32)
         self.classes = self._classes()
-        self.starts = st.starts_of(self.classes)
         # XLA copies the part of the cache that a shorter reach cuts out, so above about half of it all is read sooner
         self.reaches = sorted({min(prefill.round_up(self.positions // 3, 32), self.positions), self.positions})
         self.rows = self._shards()
+        self.kinds, self.class_rows = st.places_of(self.classes, self.rows)
+        self.window = 0 if cfg.attention == "xla" else prefill.round_up(cfg.steps_per_dispatch, cfg.check_every)
+        if self.window:  # the kernel reads filled tiles alone
+            self.reaches = [self.positions]
         self.variants = prefill.variants(cfg.max_prompt, cfg.prefill_tokens, self.rows, cfg.share_heads)
         longest = cfg.max_prompt + cfg.max_new
         self.score_variants = prefill.variants(longest, cfg.prefill_tokens, self.rows, cfg.share_heads)
@@ -173,6 +176,12 @@ class Engine:
         if cfg.narrow and (cfg.length_classes or not all(0 < n < cfg.slots for n in cfg.narrow)):
             raise UserError(f"sampler.narrow = {cfg.narrow}", where="sampler.narrow",
                             expected=f"numbers of slots below sampler.slots = {cfg.slots}, and no length classes")  # fmt: skip
+        platform = jax.default_backend() if self.mesh is None else self.mesh.devices.flat[0].platform
+        if cfg.attention == "pallas" and platform != "tpu":
+            raise UserError(f"the decode kernel can't run on {platform}", where="sampler.attention", expected="xla")
+        if cfg.attention != "xla" and cfg.narrow:
+            raise UserError(f"sampler.narrow = {cfg.narrow}", where="sampler.narrow",
+                            expected="() with sampler.attention=pallas, for which slots at rest cost nothing")  # fmt: skip
         if not cfg.length_classes:
             return ((cfg.slots, self.positions),)
         classes = tuple(sorted(((int(n), int(s)) for n, s in cfg.length_classes), key=lambda c: c[1]))
@@ -186,7 +195,13 @@ class Engine:
 
     def kind_of(self, slot: int) -> int:
         """Class of a slot."""
-        return max(c for c, first in enumerate(self.starts) if first <= slot)
+        return int(self.kinds[slot])
+
+    def plan(self, reach: int, shared: bool, truncated: bool, forced: bool, guided: bool, narrow: int = 0) -> decode.Plan:
+        """A decode program's plan; guided ones take one step."""
+        every, window = (1, min(1, self.window)) if guided else (self.cfg.check_every, self.window)
+        width, attention = self.head_width if shared else 0, self.cfg.attention
+        return decode.Plan(self.classes, reach, width, truncated, forced, every, narrow, attention, window)
 
     def reach_for(self, needed: int) -> int:
         """The shortest compiled reach that holds so many positions."""
@@ -219,10 +234,8 @@ class Engine:
             self._touch(box, buffer)
 
         def step(reach: int, narrow: int, truncated: bool, mask: np.ndarray | None) -> None:
-            width = self.head_width if self.cfg.share_decode else 0
             for forced in (False, True) if self.cfg.forced_tokens else (False,):
-                every = 1 if mask is not None else self.cfg.check_every
-                p = decode.Plan(self.classes, reach, width, truncated, forced, every, narrow)
+                p = self.plan(reach, self.cfg.share_decode, truncated, forced, mask is not None, narrow)
                 store = box["store"] if self.cfg.share_decode else None
                 box["state"], _ = self.run_decode(weights, box["state"], store, mask, p, 0, 0)
 
@@ -253,7 +266,8 @@ class Engine:
             if self.cfg.share_decode:
                 box["state"] = self.run_admit(box["state"], None, None, nothing, kind)
             for to in range(kind if self.cfg.narrow else kind + 1, len(self.classes)):
-                box["state"] = self.run_move(box["state"], self.starts[kind], self.starts[to], (kind, to))
+                one, other = (int(np.flatnonzero(self.kinds == c)[0]) for c in (kind, to))
+                box["state"] = self.run_move(box["state"], one, other, (kind, to))
         self.run_collect(box["state"], np.zeros(self.collect_size, np.int32))
 
     def prepare(self, params: Params, decodes: bool = True) -> Weights:
@@ -303,13 +317,13 @@ class Engine:
         if buffer is None:  # prompts that are all head
             buffer = self.programs.get(("nothing",), functools.partial(
                 kv.empty, (self.spec.layers, 1), self.spec, prefill.BLOCK, self.kv_dtype), ())()  # fmt: skip
-        function = functools.partial(st.admit, kind=kind, first=self.starts[kind], width=self.head_width, copy=store is not None)
+        function = functools.partial(st.admit, kind=kind, rows=self.class_rows, width=self.head_width, copy=store is not None)
         args, key = (state, buffer, store, admission), ("admit", kind, buffer.keys.shape, store is not None)
         return self.programs.get(key, function, args, donate_argnums=0, out_shardings=self._state_sharding())(*args)
 
     def run_move(self, state: st.State, source: int, target: int, kinds: tuple[int, int]) -> st.State:
         """A state in which one row goes on in another slot, of a larger class or of the same one."""
-        function = functools.partial(st.move, kinds=kinds, firsts=(self.starts[kinds[0]], self.starts[kinds[1]]))
+        function = functools.partial(st.move, kinds=kinds, rows=self.class_rows)
         args = (state, np.int32(source), np.int32(target))
         return self.programs.get(("move", kinds), function, args, donate_argnums=0, out_shardings=self._state_sharding())(*args)
 
@@ -329,7 +343,9 @@ class Engine:
         leave_at: int,
     ) -> tuple[st.State, st.Report]:
         """One dispatch."""
-        function = functools.partial(decode.decode, spec=self.spec, stop_ids=self.stop_ids, plan=p, dtype=weights.dtype)
+        function = functools.partial(
+            decode.decode, spec=self.spec, stop_ids=self.stop_ids, plan=p, dtype=weights.dtype, mesh=self.mesh
+        )
         args = (weights.split, state, store, mask, np.int32(steps), np.int32(leave_at))
         key = ("decode", p, store is not None, "guided" if mask is not None else "free", weights.signature)
         sharding = None if self.mesh is None else (self._state_sharding(), None)

@@ -100,6 +100,12 @@ def head_of(kv: KV, width: int) -> KV:
     return each(kv, lambda x, axis: lax.slice_in_dim(x, 0, width, axis=axis % x.ndim))
 
 
+def seen_between(first_B: jax.Array, last_B: jax.Array, width: int) -> jax.Array:
+    """[B,S] bool: positions from first up to last, which is included."""
+    s = jnp.arange(width, dtype=jnp.int32)[None]
+    return (s >= first_B[:, None]) & (s <= last_B[:, None])
+
+
 def attend(q_BxHxd: jax.Array, kv: KV, seen_BxS: jax.Array) -> Partial:
     """Attention of one query a row over the positions it sees. Softmax in float32.
 

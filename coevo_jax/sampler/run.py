@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from coevo_jax.sampler.decode import Plan
 from coevo_jax.sampler.guided import GuidedRows
 from coevo_jax.sampler.prefill import Packed, Span, choose, fill, pack
 from coevo_jax.sampler.queue import Queue, Sample, Stored
@@ -134,8 +133,8 @@ class Run:
 
     def _free(self) -> list[list[int]]:
         """Free slots of each class."""
-        classes = zip(self.engine.starts, self.engine.classes)
-        return [[s for s in range(first, first + n) if s not in self.running] for first, (n, _) in classes]
+        free = [s for s in range(self.cfg.slots) if s not in self.running]
+        return [[s for s in free if self.engine.kinds[s] == c] for c in range(len(self.engine.classes))]
 
     def _place(self, free: list[list[int]], own_length: int) -> int | None:
         """Take a free slot of the smallest class that holds the prompt."""
@@ -260,10 +259,7 @@ class Run:
         narrow = self._compact(len(going)) if self.cfg.narrow else 0
         if narrow:
             reach = self.engine.narrow_reach(narrow)
-        plan = Plan(
-            self.engine.classes, reach, self.engine.head_width if self.shared else 0, self.truncated, self.forced,
-            1 if guided else self.cfg.check_every, narrow,
-        )  # fmt: skip
+        plan = self.engine.plan(reach, self.shared, self.truncated, self.forced, guided, narrow)
         mask = self.guided.masks() if guided and self.guided is not None else None
         # slots that are free or full now cannot be refilled, or they would have been: only further ones are worth leaving for
         leave_at = max(len(going) - self.engine.refill_at, 0) if self.queue else 0
@@ -280,8 +276,8 @@ class Run:
         start, stats = time.perf_counter(), self.engine.stats
         r = jax.device_get(report)
         stats.decode_seconds += time.perf_counter() - start
-        stats.row_steps += int(r.row_steps)
-        stats.slot_steps += int(r.steps) * (narrow or self.cfg.slots)
+        stats.row_steps += int(r.row_steps.sum())
+        stats.slot_steps += int(r.steps.sum()) * (narrow or self.cfg.slots) // r.steps.size
         ended = []
         active, finish, length = r.active.tolist(), r.finish.tolist(), r.length.tolist()
         for slot, running in self.running.items():

@@ -1,9 +1,9 @@
 """The engine's device state: keys and values of every slot, what each slot is doing, what it has drawn.
 
-Slots come in length classes: class c has n slots of S_c positions, slots are numbered through the classes. Keys and values are
-one array a layer and class (a stacked array would be sliced out, layer by layer, every step). A slot's own positions hold what
-follows its shared head (all of its prompt where none is shared), then its own tokens; a row that fills its class stops as FULL,
-keeps everything, and goes on after a move.
+Slots come in length classes: class c has n slots of S_c positions; slots are numbered device by device, on each through the
+classes. Keys and values are one array a layer and class (a stacked array would be sliced out, layer by layer, every step). A
+slot's own positions hold what follows its shared head (all of its prompt where none is shared), then its own tokens; a row that
+fills its class stops as FULL, keeps everything, and goes on after a move.
 
 Axes: B slots, L layers, C classes, N tokens drawn, F forced tokens, P packed rows, T positions of a packed row.
 """
@@ -71,8 +71,8 @@ class Report:
     drawn: jax.Array  # [B] int32
     length: jax.Array  # [B] int32
     last: jax.Array  # [B] int32
-    steps: jax.Array  # int32: steps done
-    row_steps: jax.Array  # int32: active slots, summed over the steps
+    steps: jax.Array  # [devices] int32: steps done
+    row_steps: jax.Array  # [devices] int32: active slots, summed over the steps
 
 
 @struct.dataclass
@@ -111,9 +111,17 @@ def new_state(spec: ModelSpec, classes: tuple[tuple[int, int], ...], max_new: in
     )
 
 
-def starts_of(classes: tuple[tuple[int, int], ...]) -> list[int]:
-    """First slot of each class."""
-    return [sum(n for n, _ in classes[:c]) for c in range(len(classes))]
+def places_of(classes: tuple[tuple[int, int], ...], shards: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Class of each slot, and its row in the class's arrays, [B] each.
+
+    Slots are dealt to `shards` devices in ranges, and a device's range has its share of each class, one behind the other: slots
+    and their keys and values then lie on the same device.
+    """
+    kinds = np.tile(np.repeat(np.arange(len(classes)), [n // shards for n, _ in classes]), shards)
+    rows = np.zeros(len(kinds), np.int32)
+    for c, (n, _) in enumerate(classes):
+        rows[kinds == c] = np.arange(n)
+    return kinds, rows
 
 
 def row_of(kv: KV, row: Any, lead: tuple[int, ...] = ()) -> KV:
@@ -138,9 +146,9 @@ def put_row(kv: KV, row: Any, piece: KV, lead: tuple[int, ...] = ()) -> KV:
 
 
 def admit(
-    state: State, prompts: KV, store: KV | None, admission: Admission, *, kind: int, first: int, width: int, copy: bool
+    state: State, prompts: KV, store: KV | None, admission: Admission, *, kind: int, rows: np.ndarray, width: int, copy: bool
 ) -> State:
-    """Copy prompts into slots of class `kind` (whose first slot is `first`) and start them. prompts, store: stacked.
+    """Copy prompts into slots of class `kind` and start them. prompts, store: stacked; rows: each slot's row in its class.
 
     copy: the head's keys and values come from the store into the slot; else the slot refers to the store's row. `width` positions
     are written; what lies beyond the prompt is never read and is overwritten token by token.
@@ -149,7 +157,7 @@ def admit(
     wide = min(width, own[0].keys.shape[-1])
 
     def one(i: jax.Array, own: list[KV]) -> list[KV]:
-        slot, out = admission.slot[i] - first, []
+        slot, out = jnp.asarray(rows)[admission.slot[i]], []
         for layer, kv in enumerate(own):
             tail = row_of(prompts, admission.packed_row[i], (layer,))
             if copy and store is not None:
@@ -163,25 +171,22 @@ def admit(
     own = lax.fori_loop(0, admission.count, one, own)
     B = state.rows.active.shape[0]
     target = jnp.where(jnp.arange(B) < admission.count, admission.slot, B)  # B is outside: dropped
-    rows = jax.tree.map(lambda old, new: old.at[target].set(new, mode="drop"), state.rows, admission.rows)
+    started = jax.tree.map(lambda old, new: old.at[target].set(new, mode="drop"), state.rows, admission.rows)
     tokens = state.drawings.tokens.at[target].set(FREE, mode="drop")
     tokens = tokens.at[target, : admission.forced.shape[1]].set(admission.forced, mode="drop")
     layers = tuple((*layer[:kind], kv, *layer[kind + 1 :]) for layer, kv in zip(state.own, own))
-    return dataclasses.replace(state, own=layers, rows=rows, drawings=dataclasses.replace(state.drawings, tokens=tokens))
+    return dataclasses.replace(state, own=layers, rows=started, drawings=dataclasses.replace(state.drawings, tokens=tokens))
 
 
-def move(state: State, source: jax.Array, target: jax.Array, *, kinds: tuple[int, int], firsts: tuple[int, int]) -> State:
+def move(state: State, source: jax.Array, target: jax.Array, *, kinds: tuple[int, int], rows: np.ndarray) -> State:
     """A row that filled its class goes on in a slot of a larger one; its tokens, keys and values come along."""
-    layers = []
+    layers, places = [], jnp.asarray(rows)
     for layer in state.own:
-        piece = row_of(layer[kinds[0]], source - firsts[0])
-        moved = put_row(layer[kinds[1]], target - firsts[1], piece)
+        moved = put_row(layer[kinds[1]], places[target], row_of(layer[kinds[0]], places[source]))
         layers.append(tuple(moved if c == kinds[1] else kv for c, kv in enumerate(layer)))
-    rows, drawings = jax.tree.map(lambda x: x.at[target].set(x[source]), (state.rows, state.drawings))
-    rows = dataclasses.replace(
-        rows, active=rows.active.at[source].set(False).at[target].set(True), finish=rows.finish.at[target].set(RUNNING)
-    )
-    return State(tuple(layers), rows, drawings)
+    moving, drawings = jax.tree.map(lambda x: x.at[target].set(x[source]), (state.rows, state.drawings))
+    active, finish = moving.active.at[source].set(False).at[target].set(True), moving.finish.at[target].set(RUNNING)
+    return State(tuple(layers), dataclasses.replace(moving, active=active, finish=finish), drawings)
 
 
 def keep(

@@ -1,0 +1,86 @@
+"""The engine's decode and prefill programs as shapes on a slice that nobody owns, for coevo_jax.aot.
+
+engine = Engine(spec, cfg, stop_ids, mesh=aot.mesh_for(aot.topology("v5e:4x4"), tensor=4))
+aot.figures(*decode_program(engine), ...)
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from coevo_jax.mesh import DECODE_RULES, param_shardings
+from coevo_jax.models.forward import param_shapes
+from coevo_jax.models.spec import ModelSpec
+from coevo_jax.sampler import decode, kv, prefill
+from coevo_jax.sampler import state as st
+from coevo_jax.sampler.engine import Engine
+
+
+class Program(NamedTuple):
+    """A function, the shapes of its arguments, which of them are donated, and where its results lie."""
+
+    function: Any
+    args: tuple[Any, ...]
+    donate: tuple[int, ...]
+    out_shardings: Any
+
+
+def _shaped(shapes: Any, shardings: Any) -> Any:
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
+
+
+def weights(spec: ModelSpec, mesh: Mesh, dtype: Any = jnp.bfloat16) -> dict[str, Any]:
+    """Stacked weights, heads, feed-forward and vocabulary over 'tensor', the whole of it in each data shard."""
+    infos = param_shapes(spec)
+    shapes = jax.tree.map(lambda i: jax.ShapeDtypeStruct(i.shape, dtype), infos, is_leaf=lambda x: hasattr(x, "axes"))
+    return _shaped(shapes, param_shardings(infos, mesh, DECODE_RULES))
+
+
+def split_weights(spec: ModelSpec, mesh: Mesh, dtype: Any = jnp.bfloat16) -> dict[str, Any]:
+    """`weights` with a tree a layer, as decode takes them."""
+    stacked = weights(spec, mesh, dtype)
+
+    def layer(w: Any) -> Any:
+        return jax.ShapeDtypeStruct(w.shape[1:], w.dtype, sharding=NamedSharding(mesh, PartitionSpec(*w.sharding.spec[1:])))
+
+    return {**stacked, "layers": tuple(jax.tree.map(layer, stacked["layers"]) for _ in range(spec.layers))}
+
+
+def _store(engine: Engine) -> Any:
+    make = functools.partial(kv.empty, (engine.spec.layers, engine.cfg.heads), engine.spec, engine.head_width, engine.kv_dtype)
+    sharding = engine._sharding(None, None, "tensor")
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), jax.eval_shape(make))
+
+
+def decode_program(engine: Engine, dtype: Any = jnp.bfloat16) -> Program:
+    """One dispatch. The engine has a mesh."""
+    cfg, mesh = engine.cfg, engine.mesh
+    assert mesh is not None
+    plan = engine.plan(engine.reaches[-1], cfg.share_decode, False, False, False)
+    function = functools.partial(decode.decode, spec=engine.spec, stop_ids=engine.stop_ids, plan=plan, dtype=dtype, mesh=mesh)
+    shardings = engine._state_sharding()
+    make = functools.partial(st.new_state, engine.spec, engine.classes, cfg.max_new, engine.kv_dtype)
+    number = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec()))
+    args = (
+        split_weights(engine.spec, mesh, dtype), _shaped(jax.eval_shape(make), shardings),
+        _store(engine) if cfg.share_decode else None, None, number, number,
+    )  # fmt: skip
+    return Program(function, args, (1,), (shardings, None))
+
+
+def prefill_program(engine: Engine, variant: prefill.Variant, dtype: Any = jnp.bfloat16) -> Program:
+    """One packed prefill. The engine has a mesh."""
+    mesh = engine.mesh
+    assert mesh is not None
+    function = functools.partial(prefill.prefill, spec=engine.spec, variant=variant, dtype=dtype, kv_dtype=engine.kv_dtype)
+    packed = prefill.pack([prefill.Span(jnp.zeros(1, jnp.int32))], variant)  # type: ignore[arg-type]
+    whole = NamedSharding(mesh, PartitionSpec())
+    arrays = (jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole) for x in packed.arrays)
+    store = _store(engine) if variant.context else None
+    args = (weights(engine.spec, mesh, dtype), *arrays, store)
+    return Program(function, args, (), engine._sharding(None, None, "tensor"))
