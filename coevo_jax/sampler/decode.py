@@ -147,7 +147,7 @@ def token_logits(
 
 def _by_row(logits_BxV: jax.Array, mesh: Mesh | None) -> jax.Array:
     """Logits dealt out by rows over 'tensor', from the vocabulary over it: the draw looks at a whole row several times."""
-    if mesh is None or mesh.shape["tensor"] == 1 or logits_BxV.shape[0] % mesh.shape["tensor"]:
+    if mesh is None or mesh.shape.get("tensor", 1) == 1 or logits_BxV.shape[0] % mesh.shape.get("tensor", 1):
         return logits_BxV
     for spec in (PartitionSpec(None, "tensor"), PartitionSpec("tensor")):  # both: else the weights are gathered instead
         logits_BxV = lax.with_sharding_constraint(logits_BxV, spec)

@@ -51,7 +51,13 @@ class Windowed:
     @property
     def _tensor(self) -> str | None:
         """Mesh axis of kv heads."""
-        return "tensor" if self.mesh is not None and self.spec.kv_heads % self.mesh.shape["tensor"] == 0 else None
+        return (
+            "tensor"
+            if self.mesh is not None
+            and self.spec.kv_heads % self.mesh.shape.get("tensor", 1) == 0
+            and "tensor" in self.mesh.shape
+            else None
+        )
 
     def begin(self) -> tuple[KV, ...]:
         """An empty window a layer."""
