@@ -1,10 +1,12 @@
 """Eight fake CPU devices and strict JAX flags, set before JAX is imported (design.md 6)."""
 
 import contextlib
+import gc
 import os
 import pathlib
 import resource
 import signal
+import sys
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 if "--xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
@@ -49,3 +51,13 @@ def file_size_limit():
             signal.signal(signal.SIGXFSZ, handler)
 
     return limit
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_programs_end_with_their_module():
+    """Give back compiled programs: each takes memory mappings, of which a process may have 65,530 (then it crashes)."""
+    yield
+    if (support := sys.modules.get("sampler_support")) is not None:
+        support.engine_of.cache_clear()
+    jax.clear_caches()
+    gc.collect()
