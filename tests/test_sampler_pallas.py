@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 from sampler_support import LLAMA, SPECS, assert_same_draws, engine_of, flat, new_engine, params_of, prompts_of, requests_of
 
-from coevo_jax.config import MeshConfig
 from coevo_jax.errors import UserError
-from coevo_jax.mesh import make_mesh
 from coevo_jax.sampler.flush import flush_kernel, flush_plain
 from coevo_jax.sampler.kv import KV, each, encode
 from coevo_jax.sampler.state import places_of
@@ -83,20 +81,6 @@ def test_draws_are_those_of_xla(way):
     assert assert_same_draws(params, engine, requests, base, engine.generate(params, requests)) <= 2
     assert engine.stats.tokens == sum(len(c.tokens) for c in flat(base)) == engine.stats.row_steps
     assert bool(engine.stats.moves) == ("length_classes" in changes)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("attention", ["xla", "pallas_interpret"])
-def test_on_a_mesh_with_classes_draws_are_the_same(attention):
-    """Slots of a device hold its share of each class."""
-    spec = ONE_LAYER["llama"]
-    params = params_of(spec)
-    mesh = make_mesh(MeshConfig(data=2, fsdp=1, tensor=2), jax.devices()[:4])
-    classes = ((4, 24), (4, 36))
-    engine = new_engine(spec, mesh=mesh, slots=8, attention=attention, length_classes=classes, kv_dtype="float32")
-    base = engine_of(spec).generate(params, BASE)
-    assert assert_same_draws(params, engine, BASE, base, engine.generate(params, BASE)) <= 2
-    assert engine.stats.moves
 
 
 def test_places_of_slots():
