@@ -78,22 +78,26 @@ def total_updates(cfg: Experiment) -> int:
     return cfg.warmup.updates + cfg.schedule.cycles * cfg.schedule.k * phases
 
 
-def both_ends(cfg: Experiment, folder: pathlib.Path, console: RunConsole) -> tuple[System, Any, Any]:
+Weights = dict[str, Any]  # by role: policy, rubric (the same ones in single-model mode)
+
+
+def both_ends(cfg: Experiment, folder: pathlib.Path, console: RunConsole) -> tuple[System, Weights, Weights]:
     """The system, the weights before the loop (after the warm-up) and those of the last checkpoint."""
     system = assemble(cfg, console)
-    learner = system.learners["policy"]
+    learners = system.learners
     checkpoints = Checkpoints(folder / "checkpoints", keep=cfg.run.keep)
     try:
-        restored = checkpoints.restore_latest({"policy": learner.state})
+        restored = checkpoints.restore_latest({name: learner.state for name, learner in learners.items()})
         if restored is None:
             raise UserError("the run has no checkpoint", where=str(folder), expected="a run that finished")
         if cfg.warmup.updates:
             if cfg.loss.kl_weight <= 0:
                 raise UserError("the starting point is the stored reference", where="loss.kl_weight", expected="above 0")
-            start = checkpoints.load_reference(learner.state.params, "reference_policy")
+            start = {name: checkpoints.load_reference(x.state.params, f"reference_{name}") for name, x in learners.items()}
         else:
-            start = load_model(cfg.policy).params
-        return system, start, restored.state["policy"].params
+            start = {"policy": load_model(cfg.policy).params}
+        end = {name: restored.state[name].params for name in learners}
+        return system, *({"rubric": found["policy"], **found} for found in (start, end))
     finally:
         checkpoints.close()
 
@@ -163,15 +167,16 @@ def margins(
     return out
 
 
-def evaluate_rubrics(ev: Evaluator, start: Any, end: Any, samples: int, judged: int) -> dict[str, Any]:
+def evaluate_rubrics(ev: Evaluator, start: Weights, end: Weights, samples: int, judged: int) -> dict[str, Any]:
     cfg = ev.cfg
     questions = [r["prompt"] for r in read_prompts(DataConfig(prompts="demo_heldout")).records]
-    written = {name: rubrics_of(ev, name, params, questions, samples) for name, params in (("start", start), ("end", end))}
+    ends = {"start": start, "end": end}
+    written = {name: rubrics_of(ev, name, params["rubric"], questions, samples) for name, params in ends.items()}
     valid = {name: np.asarray([np.mean([r is not None for r in row]) for row in rows]) for name, rows in written.items()}
     out: dict[str, Any] = {"questions": len(questions), "samples": samples, "judged": judged, "alpha": cfg.rubric.alpha}
     out["valid share"] = compare(valid["start"], valid["end"])
     ev.console.note(f"valid share: {text_of(out['valid share'])}")
-    texts = {name: answers_of(ev, name, params, questions) for name, params in (("start", start), ("end", end))}
+    texts = {name: answers_of(ev, name, params["policy"], questions) for name, params in ends.items()}
     pairs = list(zip(texts["end"], texts["start"]))
     ev.console.note("judging the pairs")
     found = {name: margins(ev, questions, rows, pairs, judged) for name, rows in written.items()}
@@ -199,7 +204,7 @@ def heldout_source(source: str) -> str:
     return f"{head}?{'&'.join([*kept, 'size=2000', f'seed={HELDOUT_SEED}'])}"
 
 
-def evaluate_verifiable(ev: Evaluator, start: Any, end: Any, instances: int) -> dict[str, Any]:
+def evaluate_verifiable(ev: Evaluator, start: Weights, end: Weights, instances: int) -> dict[str, Any]:
     """Greedy accuracy on `instances` questions whose text is not among the training prompts."""
     cfg, ctx = ev.cfg, ev.system.context
     seen = {r["prompt"] for r in read_prompts(cfg.data).records}
@@ -218,7 +223,7 @@ def evaluate_verifiable(ev: Evaluator, start: Any, end: Any, instances: int) -> 
     out: dict[str, Any] = {"questions": instances, "task": cfg.data.prompts}
     scores, shown = {}, {}
     for name, params in (("start", start), ("end", end)):
-        drawn = [ctx.text(row[0].tokens) for row in ev.draw(f"greedy, {name}", params, prompts, 1, greedy)]
+        drawn = [ctx.text(row[0].tokens) for row in ev.draw(f"greedy, {name}", params["policy"], prompts, 1, greedy)]
         scores[name] = np.asarray([verifier(r, text) for r, text in zip(records, drawn)])
         shown[name] = drawn
     out["accuracy"] = compare(np.asarray(scores["start"] == 1.0, np.float64), np.asarray(scores["end"] == 1.0, np.float64))

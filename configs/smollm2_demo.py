@@ -38,7 +38,7 @@ def get_config() -> Experiment:
         warmup=WarmupConfig(updates=12, data="demo", batch=8, lr=2e-4),
         advantage=AdvantageConfig(kind="mean", max_resample=1),
         optimizer=OptimizerConfig(lr=1e-5),
-        update=UpdateConfig(pack_length=768, max_segments=16, rows_per_micro=1, remat="dots"),
+        update=UpdateConfig(pack_length=768, max_segments=16, rows_per_micro=1, remat="dots", logprob_chunk=256),
         sampler=SamplerConfig(slots=20, narrow=(5,), max_prompt=320, max_new=128, steps_per_dispatch=16),
         run=RunConfig(save_every=1000, keep=1),
     )

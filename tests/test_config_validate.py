@@ -124,6 +124,8 @@ def test_roles():
     assert "judge.protocol" in refused("judge.source=oracle").where
     validate(with_("judge.source=oracle", "judge.protocol=oracle"))
     assert "generator.frozen" in refused("generator.frozen=true", "schedule.order=generator_only").where
+    assert "generator.lr" in refused("generator.lr=1e-5").where
+    validate(with_("generator.lr=1e-5", "generator.mode=two"))
 
 
 def test_loss_and_verifier():

@@ -41,7 +41,7 @@ def watch(seen: list[dict[str, Any]]) -> Any:
 
 
 def test_two_models_leave_each_other_alone(tmp_path: pathlib.Path) -> None:
-    two = ("generator.mode=two", "schedule.cycles=2")
+    two = ("generator.mode=two", "schedule.cycles=2", "generator.lr=7e-4")
     start, seen = prints(system_of(*two)), list[dict[str, Any]]()
     done = run(tmp_path / "run", *two, hook=watch(seen))
     before = start
@@ -50,6 +50,8 @@ def test_two_models_leave_each_other_alone(tmp_path: pathlib.Path) -> None:
         role = step["row"]["role"]
         other = {"policy": "rubric", "rubric": "policy"}[role]
         assert step["prints"][role] != before[role] and step["prints"][other] == before[other], step["row"]["step"]
+        expected = 7e-4 if role == "rubric" else done.system.cfg.optimizer.lr
+        assert step["row"]["lr"] == pytest.approx(expected), "each model's optimizer has its own learning rate"
         before = step["prints"]
     for learner in done.system.learners.values():
         assert fingerprint(learner.reference) == start["policy"] and learner.published is not None

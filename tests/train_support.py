@@ -181,7 +181,7 @@ def _engine(make: Any) -> Any:
 
 def _update(make: Any) -> Any:
     def shared(spec: Any, optimizer: Any, loss: Any, cfg: Experiment, mesh: Any = None) -> Any:
-        key = ("update", spec, loss, mesh, *(get_at(cfg, name) for name in UPDATE_KEYS))
+        key = ("update", spec, loss, mesh, float(optimizer.lr(0)), *(get_at(cfg, name) for name in UPDATE_KEYS))
         if key not in _functions:
             _functions[key] = make(spec, optimizer, loss, cfg, mesh)
         return _functions[key]

@@ -67,6 +67,7 @@ class GeneratorConfig:
     source: str = ""  # two-model mode: like ModelConfig.source, '' = the policy's; or 'api:MODEL', which never trains
     thinking: bool = False
     frozen: bool = False  # sequential schedules and fixed generators
+    lr: float = 0.0  # two-model mode: learning rate of its optimizer, 0 = optimizer.lr
     endpoint: EndpointConfig = EndpointConfig()  # source = 'api:MODEL'
 
 

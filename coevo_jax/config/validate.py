@@ -63,7 +63,7 @@ RANGES: dict[str, tuple[float, float]] = {
             *("data.heldout", "rubric.max_criteria", "rubric.separation_weight", "rubric.weight_tolerance", "pairs.temporal"),
             *("pairs.inferred", "pairs.conditioned", "pairs.max_gap", "warmup.updates", "warmup.lr", "warmup.seed"),
             *("advantage.epsilon", "advantage.max_resample", "loss.constant_length", "loss.clip_low", "loss.clip_high"),
-            *("loss.kl_weight", "loss.tis_cap", "optimizer.lr", "optimizer.warmup_steps", "optimizer.eps"),
+            *("loss.kl_weight", "loss.tis_cap", "optimizer.lr", "generator.lr", "optimizer.warmup_steps", "optimizer.eps"),
             *("optimizer.weight_decay", "optimizer.grad_clip", "judge.retries", "compat.policy_rubric_temperature"),
             *("compat.buffer_entries", "seed", "sampler.read_lag", "sampler.forced_tokens"),
         ),
@@ -166,6 +166,12 @@ def _check_roles(cfg: Experiment) -> None:
         f"generator.source={cfg.generator.source!r} would be ignored: generator.mode=single shares the policy's weights",
         "generator.source, generator.mode",
         "generator.mode=two, or an empty generator.source",
+    )
+    _require(
+        not (cfg.generator.lr and (single or cfg.generator.frozen or api_model(cfg.generator.source))),
+        f"generator.lr={cfg.generator.lr} would be ignored: no optimizer of the generator's own runs",
+        "generator.lr, generator.mode",
+        "0, or generator.mode=two with a generator that trains",
     )
     _require(
         not (cfg.generator.frozen and cfg.schedule.order in ("generator_first", "generator_only")),

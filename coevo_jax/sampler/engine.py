@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -26,7 +27,7 @@ from coevo_jax.errors import UserError
 from coevo_jax.models.spec import ModelSpec
 from coevo_jax.sampler import decode, kv, prefill, scoring
 from coevo_jax.sampler import state as st
-from coevo_jax.sampler.programs import Programs, signature
+from coevo_jax.sampler.programs import Compiling, Programs, signature
 from coevo_jax.sampler.requests import Completion, Request, check_prompt, check_request
 from coevo_jax.sampler.run import Progress, Run
 from coevo_jax.sampler.stats import Stats
@@ -34,7 +35,6 @@ from coevo_jax.sampler.tree import Tree, flat, plan
 
 Params = dict[str, Any]
 Forms = Sequence[Sequence[int]]
-Compiling = Callable[[int, int], None]  # programs done, programs in all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,11 +92,10 @@ class Engine:
         calls. May be called again for weights of another dtype or sharding.
         """
         start, self.programs.sealed = time.perf_counter(), False
-        todo = self._all_programs(params, top_p, next_token, score, guided)
-        for i, one in enumerate(todo):
-            one()
-            if progress is not None:
-                progress(i + 1, len(todo))
+        weights, nothing = self.prepare(params), self._nothing()
+        with self.programs.ahead(progress):
+            self._ask_for_all(weights, nothing, top_p, next_token, score, guided)
+        self.stats.reset()
         self.programs.sealed = True
         return time.perf_counter() - start
 
@@ -217,58 +216,44 @@ class Engine:
 
     # ---- compiled programs ---------------------------------------------------------------------------------------------
 
-    def _all_programs(self, params: Params, top_p: bool, next_token: bool, score: bool, guided: bool) -> list[Callable[[], Any]]:
-        """Calls that touch every program once; they share a state and a store."""
-        weights = self.prepare(params)
-        box: dict[str, Any] = {"state": self.new_state(), "store": None}
-        if self.cfg.share_heads or self.cfg.share_decode:
-            box["store"] = self.new_store()
-        one = np.zeros(1, np.int32)
-        todo: list[Callable[[], Any]] = []
-
-        def store_of(variant: prefill.Variant) -> Any:
-            return box["store"] if variant.context else None
-
-        def prompt(variant: prefill.Variant) -> None:
-            buffer = self.run_prefill(weights, prefill.pack([prefill.Span(one)], variant), store_of(variant))
-            self._touch(box, buffer)
-
-        def step(reach: int, narrow: int, truncated: bool, mask: np.ndarray | None) -> None:
-            for forced in (False, True) if self.cfg.forced_tokens else (False,):
-                p = self.plan(reach, self.cfg.share_decode, truncated, forced, mask is not None, narrow)
-                store = box["store"] if self.cfg.share_decode else None
-                box["state"], _ = self.run_decode(weights, box["state"], store, mask, p, 0, 0)
-
-        todo += [functools.partial(prompt, v) for v in self.variants]
-        masks = [None, np.zeros((self.cfg.slots, -(-self.spec.vocab_size // 32)), np.uint32)] if guided else [None]
-        narrow = [(self.narrow_reach(n), n) for n in self.cfg.narrow]
-        for reach, slots in [*((r, 0) for r in self.reaches), *narrow]:
-            for truncated in (False, True) if top_p else (False,):
-                todo += [functools.partial(step, reach, slots, truncated, mask) for mask in masks]
+    def _ask_for_all(
+        self, weights: Weights, nothing: kv.KV, top_p: bool, next_token: bool, score: bool, guided: bool
+    ) -> None:
+        """Ask for every program once, as calls will; inside `Programs.ahead`, so that nothing runs."""
+        cfg, one = self.cfg, np.zeros(1, np.int32)
+        state = self.new_state()
+        store = self.new_store() if cfg.share_heads or cfg.share_decode else None
+        store_of = lambda variant: store if variant.context else None  # noqa: E731
+        masks = [None, np.zeros((cfg.slots, -(-self.spec.vocab_size // 32)), np.uint32)] if guided else [None]
+        widths = [*((r, 0) for r in self.reaches), *((self.narrow_reach(n), n) for n in cfg.narrow)]
+        truncated = (False, True) if top_p else (False,)
+        forced = (False, True) if cfg.forced_tokens else (False,)
+        for (reach, slots), cut, mask, force in itertools.product(widths, truncated, masks, forced):  # the slowest come first
+            plan = self.plan(reach, cfg.share_decode, cut, force, mask is not None, slots)
+            self.run_decode(weights, state, store if cfg.share_decode else None, mask, plan, 0, 0)
+        for v in self.variants:
+            buffer = self.run_prefill(weights, prefill.pack([prefill.Span(one)], v), store_of(v))
+            self._ask_for_small(state, store, buffer, nothing)
         table = scoring.id_table([[0]])[0]
         for v in self.variants if next_token else ():
-            packed = prefill.pack([prefill.Span(one)], v)
-            todo.append(functools.partial(lambda p, v: self._next_token(weights, p, [1], table, store_of(v)), packed, v))
+            self._next_token(weights, prefill.pack([prefill.Span(one)], v), [1], table, store_of(v))
         for v in self.score_variants if score else ():
-            packed = prefill.pack([prefill.Span(one)], v)
-            todo.append(functools.partial(lambda p, v: self._score(weights, p, 1.0, store_of(v)), packed, v))
-        return todo
+            self._score(weights, prefill.pack([prefill.Span(one)], v), 1.0, store_of(v))
 
-    def _touch(self, box: dict[str, Any], buffer: kv.KV) -> None:
-        """The small programs that follow a prefill."""
-        nothing = st.Admission(*(np.int32(0), *self._no_admission()))
-        if box["store"] is not None:
-            box["store"] = self.run_keep(box["store"], buffer, 0, 0, 0, 0, 0)
+    def _ask_for_small(self, state: st.State, store: kv.KV | None, buffer: kv.KV, nothing: kv.KV) -> None:
+        """The programs that follow a prefill."""
+        admission = st.Admission(*(np.int32(0), *self._no_admission()))
+        if store is not None:
+            self.run_keep(store, buffer, 0, 0, 0, 0, 0)
         for kind in range(len(self.classes)):
-            stores = [None] if self.cfg.share_decode or box["store"] is None else [None, box["store"]]
-            for store in stores:
-                box["state"] = self.run_admit(box["state"], buffer, store, nothing, kind)
+            for source in [None] if self.cfg.share_decode or store is None else [None, store]:
+                self.run_admit(state, buffer, source, admission, kind)
             if self.cfg.share_decode:
-                box["state"] = self.run_admit(box["state"], None, None, nothing, kind)
+                self.run_admit(state, nothing, None, admission, kind)
             for to in range(kind if self.cfg.narrow else kind + 1, len(self.classes)):
                 one, other = (int(np.flatnonzero(self.kinds == c)[0]) for c in (kind, to))
-                box["state"] = self.run_move(box["state"], one, other, (kind, to))
-        self.run_collect(box["state"], np.zeros(self.collect_size, np.int32))
+                self.run_move(state, one, other, (kind, to))
+        self.run_collect(state, np.zeros(self.collect_size, np.int32))
 
     def prepare(self, params: Params, decodes: bool = True) -> Weights:
         """Weights for the programs; the dtype of the final norm is that of the computation (matrices may be quantised)."""
@@ -288,6 +273,11 @@ class Engine:
         """An empty store of shared heads, stacked."""
         make = functools.partial(kv.empty, (self.spec.layers, self.cfg.heads), self.spec, self.head_width, self.kv_dtype)
         return self.programs.get(("store",), make, (), out_shardings=self._sharding(None, None, "tensor"))()
+
+    def _nothing(self) -> kv.KV:
+        """A packed row without a prompt."""
+        make = functools.partial(kv.empty, (self.spec.layers, 1), self.spec, prefill.BLOCK, self.kv_dtype)
+        return self.programs.get(("nothing",), make, ())()
 
     def run_prefill(self, weights: Weights, packed: prefill.Packed, store: kv.KV | None) -> kv.KV:
         """Keys and values of packed spans, stacked."""
@@ -314,9 +304,7 @@ class Engine:
         self, state: st.State, buffer: kv.KV | None, store: kv.KV | None, admission: st.Admission, kind: int
     ) -> st.State:
         """A state in which the admission's slots, all of class `kind`, have begun."""
-        if buffer is None:  # prompts that are all head
-            buffer = self.programs.get(("nothing",), functools.partial(
-                kv.empty, (self.spec.layers, 1), self.spec, prefill.BLOCK, self.kv_dtype), ())()  # fmt: skip
+        buffer = self._nothing() if buffer is None else buffer  # prompts that are all head
         function = functools.partial(st.admit, kind=kind, rows=self.class_rows, width=self.head_width, copy=store is not None)
         args, key = (state, buffer, store, admission), ("admit", kind, buffer.keys.shape, store is not None)
         return self.programs.get(key, function, args, donate_argnums=0, out_shardings=self._state_sharding())(*args)
@@ -363,7 +351,7 @@ class Engine:
         function = functools.partial(scoring.next_token_program, spec=self.spec, variant=packed.variant, dtype=weights.dtype)
         args = (weights.stacked, last, table, *packed.arrays, store if packed.variant.context else None)
         key = ("next token", packed.variant, len(table), weights.signature)
-        probs = np.asarray(self.programs.get(key, function, args)(*args))[: len(packed.places)]
+        probs = _fetch(self.programs.get(key, function, args)(*args))[: len(packed.places)]
         self._count_prefill(packed, start)
         return probs
 
@@ -372,7 +360,7 @@ class Engine:
         function = functools.partial(scoring.score_program, spec=self.spec, variant=packed.variant, dtype=weights.dtype)
         targets = scoring.shifted_targets(packed.tokens)
         args = (weights.stacked, targets, np.float32(temperature), *packed.arrays, store if packed.variant.context else None)
-        logp = np.asarray(self.programs.get(("score", packed.variant, weights.signature), function, args)(*args))
+        logp = _fetch(self.programs.get(("score", packed.variant, weights.signature), function, args)(*args))
         self._count_prefill(packed, start)
         return logp
 
@@ -416,3 +404,8 @@ class Engine:
         shape = jax.eval_shape(lambda: st.new_state(self.spec, ((1, 1),) * len(self.classes), 1, self.kv_dtype))
         is_kv = lambda path: path[0].name == "own"  # noqa: E731
         return jax.tree_util.tree_map_with_path(lambda path, leaf: a_kv if is_kv(path) else a_slot, shape)
+
+
+def _fetch(x: Any) -> np.ndarray:
+    """On the host; zeros for what is known by its shape alone (Programs.ahead)."""
+    return np.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else np.asarray(x)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import concurrent.futures
+import contextlib
+import os
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import jax
 
 from coevo_jax.models.quantize import compiler_options
+
+Compiling = Callable[[int, int], None]  # programs done, programs in all
 
 
 class Programs:
@@ -15,6 +20,9 @@ class Programs:
 
     def __init__(self) -> None:
         self._built: dict[Hashable, Any] = {}
+        self._shapes: dict[Hashable, Any] = {}  # of results, for `ahead`
+        self._coming: dict[Hashable, concurrent.futures.Future[Any]] = {}
+        self._pool: concurrent.futures.Executor | None = None
         self.sealed = False
 
     def __len__(self) -> int:
@@ -25,12 +33,49 @@ class Programs:
 
     def get(self, key: Hashable, function: Callable[..., Any], args: tuple[Any, ...], **jit_options: Any) -> Any:
         """The executable for `key`; the first time, `function` is lowered for the shapes of `args` and compiled."""
+        if self._pool is not None:
+            return self._plan(key, function, args, jit_options)
         if key not in self._built:
             if self.sealed:
                 known = "\n  ".join(map(str, self._built))
                 raise RuntimeError(f"sampler program {key} was not compiled by warm-up; compiled are\n  {known}")
             self._built[key] = jax.jit(function, **jit_options).lower(*args).compile(compiler_options(args))
         return self._built[key]
+
+    @contextlib.contextmanager
+    def ahead(self, progress: Compiling | None = None) -> Iterator[None]:
+        """Inside, `get` runs nothing: what it hands out gives shapes for results. Programs compile side by side in threads (XLA
+        compiles one on little more than one core); when the block ends all of them are there."""
+        self._pool = pool = concurrent.futures.ThreadPoolExecutor(max_workers=max(2, min(8, os.cpu_count() or 2)))
+        try:
+            yield
+            for i, (key, coming) in enumerate(self._coming.items()):
+                self._built[key] = coming.result()
+                if progress is not None:
+                    progress(i + 1, len(self._coming))
+        finally:
+            self._pool = None
+            self._coming.clear()
+            pool.shutdown(cancel_futures=True)
+
+    def _plan(self, key: Hashable, function: Callable[..., Any], args: tuple[Any, ...], jit_options: dict[str, Any]) -> Any:
+        if key not in self._shapes or not (key in self._built or key in self._coming):
+            traced = jax.jit(function, **jit_options).trace(*args)
+            self._shapes[key] = _placed(traced.out_info, jit_options.get("out_shardings"))
+            if key not in self._built:
+                assert self._pool is not None
+                self._coming[key] = self._pool.submit(traced.lower().compile, compiler_options(args))
+        shapes = self._shapes[key]
+        return lambda *_: shapes
+
+
+def _placed(info: Any, shardings: Any) -> Any:
+    """Shapes of results, with the shardings that were asked for (None: not said)."""
+    is_none = lambda x: x is None  # noqa: E731
+    shape = lambda sharding, tree: jax.tree.map(  # noqa: E731
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree
+    )
+    return jax.tree.map(shape, shardings, info, is_leaf=is_none)
 
 
 def signature(tree: Any) -> int:
