@@ -27,7 +27,7 @@ from sampler_support import (
 
 from coevo_jax.config import Sampling
 from coevo_jax.errors import UserError
-from coevo_jax.sampler import Request
+from coevo_jax.sampler import Engine, Request
 
 PARAMS = params_of(LLAMA)
 
@@ -87,6 +87,16 @@ def test_draws_do_not_depend_on_slots_dispatch_buckets_or_refill(base, name):
     if not set(SETTINGS[name]) & {"slots", "prefill_tokens"}:
         other.programs = engine_of().programs  # these settings are arguments, not shapes
     assert assert_same_draws(PARAMS, other, BASE, base, other.generate(PARAMS, BASE)) <= 2
+
+
+@pytest.mark.parametrize("changes", [{}, {"kv_dtype": "int8"}, {"length_classes": ((3, 20), (2, 36)), "slots": 5}], ids=str)
+def test_keys_in_one_piece_give_the_same_draws_as_in_blocks(monkeypatch, changes):
+    """Off the CPU the keys of slots aren't cut into blocks."""
+    blocks = engine_of(**changes)
+    monkeypatch.setattr(Engine, "_platform", "gpu")
+    plain = new_engine(**changes)
+    assert blocks.new_state().own[0][0].keys.ndim == 5 and plain.new_state().own[0][0].keys.ndim == 4
+    assert_same_draws(PARAMS, plain, BASE, blocks.generate(PARAMS, BASE), plain.generate(PARAMS, BASE))
 
 
 def test_draws_do_not_depend_on_order_or_batch_mix(base):

@@ -25,7 +25,7 @@ from coevo_jax.models.spec import ModelSpec
 from coevo_jax.sampler.draw import draw, forbid, truncate
 from coevo_jax.sampler.guided import apply_mask
 from coevo_jax.sampler.keys import token_uniforms
-from coevo_jax.sampler.kv import KV, Partial, attend, attend_heads, head_of, merge, seen_between, write
+from coevo_jax.sampler.kv import KV, Partial, attend, attend_heads, head_of, merge, seen_between, width_of, write
 from coevo_jax.sampler.state import FULL, LENGTH, RUNNING, STOP, Drawings, Report, Rows, State, places_of
 from coevo_jax.sampler.window import SLOTS, Windowed
 
@@ -114,7 +114,7 @@ def _attention(q_BxHxd: jax.Array, own: tuple[KV, ...], heads: KV | None, rows: 
     first = rows.base + rows.length - (window - 1) if window else jnp.zeros_like(rows.length)  # as a position of the sequence
     parts = []
     for kv, q, low, high in zip(own, plan.cut(q_BxHxd), plan.cut(first - rows.base), plan.cut(rows.length)):
-        width = min(plan.reach, kv.keys.shape[-1])
+        width = min(plan.reach, width_of(kv))
         parts.append(attend(q, head_of(kv, width), seen_between(low, high, width)))
     whole = Partial(*(jnp.concatenate(x) for x in zip(*parts))) if len(parts) > 1 else parts[0]
     if heads is None:

@@ -59,6 +59,7 @@ class Engine:
         self.classes = self._classes()
         # XLA copies the part of the cache that a shorter reach cuts out, so above about half of it all is read sooner
         self.reaches = sorted({min(prefill.round_up(self.positions // 3, 32), self.positions), self.positions})
+        self.blocks = cfg.attention == "xla" and self._platform == "cpu"
         self.rows = self._shards()
         self.kinds, self.class_rows = st.places_of(self.classes, self.rows)
         self.window = 0 if cfg.attention == "xla" else prefill.round_up(cfg.steps_per_dispatch, cfg.check_every)
@@ -175,9 +176,8 @@ class Engine:
         if cfg.narrow and (cfg.length_classes or not all(0 < n < cfg.slots for n in cfg.narrow)):
             raise UserError(f"sampler.narrow = {cfg.narrow}", where="sampler.narrow",
                             expected=f"numbers of slots below sampler.slots = {cfg.slots}, and no length classes")  # fmt: skip
-        platform = jax.default_backend() if self.mesh is None else self.mesh.devices.flat[0].platform
-        if cfg.attention == "pallas" and platform != "tpu":
-            raise UserError(f"the decode kernel can't run on {platform}", where="sampler.attention", expected="xla")
+        if cfg.attention == "pallas" and self._platform != "tpu":
+            raise UserError(f"the decode kernel can't run on {self._platform}", where="sampler.attention", expected="xla")
         if cfg.attention != "xla" and cfg.narrow:
             raise UserError(f"sampler.narrow = {cfg.narrow}", where="sampler.narrow",
                             expected="() with sampler.attention=pallas, for which slots at rest cost nothing")  # fmt: skip
@@ -191,6 +191,10 @@ class Engine:
             raise UserError(f"the longest class has {classes[-1][1]} positions", where="sampler.length_classes",
                             expected=f"at least max_prompt + max_new = {cfg.max_prompt + cfg.max_new}")  # fmt: skip
         return classes
+
+    @property
+    def _platform(self) -> str:
+        return jax.default_backend() if self.mesh is None else self.mesh.devices.flat[0].platform
 
     def kind_of(self, slot: int) -> int:
         """Class of a slot."""
@@ -216,9 +220,7 @@ class Engine:
 
     # ---- compiled programs ---------------------------------------------------------------------------------------------
 
-    def _ask_for_all(
-        self, weights: Weights, nothing: kv.KV, top_p: bool, next_token: bool, score: bool, guided: bool
-    ) -> None:
+    def _ask_for_all(self, weights: Weights, nothing: kv.KV, top_p: bool, next_token: bool, score: bool, guided: bool) -> None:
         """Ask for every program once, as calls will; inside `Programs.ahead`, so that nothing runs."""
         cfg, one = self.cfg, np.zeros(1, np.int32)
         state = self.new_state()
@@ -266,7 +268,7 @@ class Engine:
 
     def new_state(self) -> st.State:
         """All slots free."""
-        make = functools.partial(st.new_state, self.spec, self.classes, self.cfg.max_new, self.kv_dtype)
+        make = functools.partial(st.new_state, self.spec, self.classes, self.cfg.max_new, self.kv_dtype, self.blocks)
         return self.programs.get(("state",), make, (), out_shardings=self._state_sharding())()
 
     def new_store(self) -> kv.KV:

@@ -20,7 +20,7 @@ from flax import struct
 from jax import lax
 
 from coevo_jax.models.spec import ModelSpec
-from coevo_jax.sampler.kv import KV, empty, head_of, splice
+from coevo_jax.sampler.kv import KV, blocked, empty, head_of, is_blocked, part_of, splice, width_of
 
 RUNNING, STOP, LENGTH, FULL = 0, 1, 2, 3
 FINISH = {STOP: "stop", LENGTH: "length"}
@@ -97,11 +97,11 @@ def new_rows(slots: int) -> Rows:
     return Rows(active=np.zeros(slots, bool), key=np.zeros((slots, 2), np.uint32), **zeros, **ones)  # type: ignore[arg-type]
 
 
-def new_state(spec: ModelSpec, classes: tuple[tuple[int, int], ...], max_new: int, dtype: Any) -> State:
-    """An empty state for classes of (slots, positions)."""
+def new_state(spec: ModelSpec, classes: tuple[tuple[int, int], ...], max_new: int, dtype: Any, blocks: bool = False) -> State:
+    """An empty state for classes of (slots, positions). blocks: keys lie in blocks (kv.py)."""
     slots = sum(n for n, _ in classes)
     return State(
-        own=tuple(tuple(empty((n,), spec, positions, dtype) for n, positions in classes) for _ in range(spec.layers)),
+        own=tuple(tuple(empty((n,), spec, positions, dtype, blocks) for n, positions in classes) for _ in range(spec.layers)),
         rows=jax.tree.map(jnp.asarray, new_rows(slots)),
         drawings=Drawings(
             tokens=jnp.full((slots, max_new), FREE, jnp.int32),
@@ -154,7 +154,7 @@ def admit(
     are written; what lies beyond the prompt is never read and is overwritten token by token.
     """
     own = [layer[kind] for layer in state.own]
-    wide = min(width, own[0].keys.shape[-1])
+    wide = min(width, width_of(own[0]))
 
     def one(i: jax.Array, own: list[KV]) -> list[KV]:
         slot, out = jnp.asarray(rows)[admission.slot[i]], []
@@ -162,10 +162,10 @@ def admit(
             tail = row_of(prompts, admission.packed_row[i], (layer,))
             if copy and store is not None:
                 head = head_of(row_of(store, admission.head[i], (layer,)), wide)
-                length = admission.head_length[i]
-            else:  # nothing of what lies in the slot is kept
-                head, length = head_of(row_of(kv, slot), wide), jnp.int32(0)
-            out.append(put_row(kv, slot, splice(head, tail, length, admission.offset[i])))
+                piece = splice(head, tail, admission.head_length[i], admission.offset[i])
+            else:
+                piece = part_of(tail, admission.offset[i], wide)
+            out.append(put_row(kv, slot, blocked(piece) if is_blocked(kv) else piece))
         return out
 
     own = lax.fori_loop(0, admission.count, one, own)
