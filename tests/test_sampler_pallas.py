@@ -77,6 +77,7 @@ def test_draws_are_those_of_xla(way):
         requests = requests_of([np.concatenate([head, p[:8]]) for p in prompts_of(4, seed=3)], n=2)
     base = engine_of(spec).generate(params, requests)
     engine = engine_of(spec, attention="pallas_interpret", **changes)
+    assert {v.attention for v in engine.variants if not v.context} == {"splash_interpret"}
     engine.stats.reset()
     assert assert_same_draws(params, engine, requests, base, engine.generate(params, requests)) <= 2
     assert engine.stats.tokens == sum(len(c.tokens) for c in flat(base)) == engine.stats.row_steps

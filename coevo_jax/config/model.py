@@ -110,7 +110,7 @@ class SamplerConfig:
     check_every: int = 1  # steps between two looks for finished rows inside a dispatch
     read_lag: int = 0  # dispatches between one and the reading of its report (pods: 1)
     forced_tokens: int = 0  # most tokens that a request may force at the beginning of its completions
-    attention: str = "xla"  # of decode: xla | pallas (TPU)
+    attention: str = "xla"  # xla | pallas (TPU: a kernel for decode, splash for prefill without shared heads)
     refill_free_share: float = 0.25  # a dispatch ends early at this share of free slots while the queue is not empty
 
 

@@ -65,9 +65,10 @@ class Engine:
         self.window = 0 if cfg.attention == "xla" else prefill.round_up(cfg.steps_per_dispatch, cfg.check_every)
         if self.window:  # the kernel reads filled tiles alone
             self.reaches = [self.positions]
-        self.variants = prefill.variants(cfg.max_prompt, cfg.prefill_tokens, self.rows, cfg.share_heads)
+        packed = {"pallas": "splash", "pallas_interpret": "splash_interpret"}.get(cfg.attention, "xla")
+        self.variants = prefill.variants(cfg.max_prompt, cfg.prefill_tokens, self.rows, cfg.share_heads, packed)
         longest = cfg.max_prompt + cfg.max_new
-        self.score_variants = prefill.variants(longest, cfg.prefill_tokens, self.rows, cfg.share_heads)
+        self.score_variants = prefill.variants(longest, cfg.prefill_tokens, self.rows, cfg.share_heads, packed)
         self.least = cfg.share_least if cfg.share_heads else 0
         self.deepest = min(cfg.heads, 3)
         self.refill_at = max(1, math.ceil(cfg.refill_free_share * cfg.slots))  # free slots worth ending a dispatch for
@@ -286,7 +287,7 @@ class Engine:
         start = time.perf_counter()
         store = store if packed.variant.context else None
         function = functools.partial(
-            prefill.prefill, spec=self.spec, variant=packed.variant, dtype=weights.dtype, kv_dtype=self.kv_dtype
+            prefill.prefill, spec=self.spec, variant=packed.variant, dtype=weights.dtype, kv_dtype=self.kv_dtype, mesh=self.mesh
         )
         args = (weights.stacked, *packed.arrays, store)
         key = ("prefill", packed.variant, weights.signature)
@@ -350,7 +351,9 @@ class Engine:
         for i, (row, at) in enumerate(packed.places):
             block = at // prefill.BLOCK
             last[i] = row * T + at + lengths[i] - int(packed.head_lengths[row, block]) - 1
-        function = functools.partial(scoring.next_token_program, spec=self.spec, variant=packed.variant, dtype=weights.dtype)
+        function = functools.partial(
+            scoring.next_token_program, spec=self.spec, variant=packed.variant, dtype=weights.dtype, mesh=self.mesh
+        )
         args = (weights.stacked, last, table, *packed.arrays, store if packed.variant.context else None)
         key = ("next token", packed.variant, len(table), weights.signature)
         probs = _fetch(self.programs.get(key, function, args)(*args))[: len(packed.places)]
@@ -359,7 +362,9 @@ class Engine:
 
     def _score(self, weights: Weights, packed: prefill.Packed, temperature: float, store: kv.KV | None) -> np.ndarray:
         start = time.perf_counter()
-        function = functools.partial(scoring.score_program, spec=self.spec, variant=packed.variant, dtype=weights.dtype)
+        function = functools.partial(
+            scoring.score_program, spec=self.spec, variant=packed.variant, dtype=weights.dtype, mesh=self.mesh
+        )
         targets = scoring.shifted_targets(packed.tokens)
         args = (weights.stacked, targets, np.float32(temperature), *packed.arrays, store if packed.variant.context else None)
         logp = _fetch(self.programs.get(("score", packed.variant, weights.signature), function, args)(*args))

@@ -17,7 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh
 
+from coevo_jax.models.attention import packed_attention
 from coevo_jax.models.forward import attention_inputs, attention_output, embed, layer_constants, mlp_block, rms_norm
 from coevo_jax.models.rope import rope_tables
 from coevo_jax.models.spec import ModelSpec
@@ -38,11 +40,15 @@ class Span:
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """What a program is compiled for: its shape, the longest span, and how wide heads may be (0 = there are none)."""
+    """What a program is compiled for: its shape, the longest span, and how wide heads may be (0 = there are none).
+
+    attention: of models.attention, for spans without heads (splash on a TPU); xla is block by block.
+    """
 
     shape: Shape
     longest: int
     context: int
+    attention: str = "xla"
 
 
 @dataclasses.dataclass
@@ -72,20 +78,24 @@ def round_up(n: int, step: int) -> int:
     return -(-n // step) * step
 
 
-def variants(longest: int, budget: int, rows: int, contexts: bool) -> list[Variant]:
+def variants(longest: int, budget: int, rows: int, contexts: bool, attention: str = "xla") -> list[Variant]:
     """Programs, smallest first; no span is longer than the row of the largest. budget: its tokens, over all rows.
 
     The largest shape has a cheaper program for short spans, and two widths of heads.
     """
-    most = round_up(max(longest, budget // rows), BLOCK)
-    whole = round_up(longest, BLOCK)
-    sizes = sorted({min(whole, 2 * BLOCK), min(max(whole, most // 4), most), most})
+    step = BLOCK if attention == "xla" else max(BLOCK, 128)  # splash runs rows of a multiple of 128
+    most = round_up(max(longest, budget // rows), step)
+    whole = round_up(longest, step)
+    sizes = sorted({min(whole, 2 * BLOCK), min(max(whole, round_up(most // 4, step)), most), most})
     out = []
     for T in sizes:
         spans = sorted({min(2 * BLOCK, whole), whole} if most == T else {min(whole, T)})
         half = [round_up(whole // 2, BLOCK)] if most == T else []
         for width in sorted({0, *half, whole} if contexts else {0}):
-            out += [Variant((rows, T), n, width) for n in spans]
+            if width or attention == "xla":
+                out += [Variant((rows, T), n, width) for n in spans]
+            else:
+                out.append(Variant((rows, T), spans[-1], 0, attention))
     return out
 
 
@@ -148,6 +158,7 @@ def packed_forward(
     variant: Variant,
     dtype: Any,
     kv_dtype: Any = None,
+    mesh: Mesh | None = None,
 ) -> tuple[jax.Array, KV | None]:
     """Final hidden states [P,T,D] and, where kv_dtype is given, the tokens' keys and values (stacked [L,P,...])."""
     x = embed(params, tokens_PxT, dtype)
@@ -158,7 +169,12 @@ def packed_forward(
         q, k, v = attention_inputs(layer, spec, x, cos[constants["rope"]], sin[constants["rope"]])
         context = None if store is None or not variant.context else Context(store, index, heads_PxN, lengths_PxN, variant.context)
         window = constants["window"] if spec.windows else None
-        attended = block_attention(q, k, v, positions_PxT, segments_PxT, variant.longest, context, window)
+        if variant.attention == "xla":
+            attended = block_attention(q, k, v, positions_PxT, segments_PxT, variant.longest, context, window)
+        else:
+            attended = packed_attention(
+                q, k, v, positions_PxT, segments_PxT, window, variant.attention, windows=spec.windows, mesh=mesh
+            )
         x = mlp_block(layer, spec, attention_output(layer, spec, x, attended))
         return x, None if kv_dtype is None else encode(k, v, kv_dtype)
 
@@ -167,8 +183,8 @@ def packed_forward(
     return rms_norm(x, params["final_norm"], spec.norm_eps), kv
 
 
-def prefill(*args: Any, spec: ModelSpec, variant: Variant, dtype: Any, kv_dtype: Any) -> KV:
+def prefill(*args: Any, spec: ModelSpec, variant: Variant, dtype: Any, kv_dtype: Any, mesh: Mesh | None = None) -> KV:
     """Keys and values of packed spans, stacked. No logits are made: a slot's first decode step feeds the prompt's last token."""
-    kv = packed_forward(*args, spec=spec, variant=variant, dtype=dtype, kv_dtype=kv_dtype)[1]
+    kv = packed_forward(*args, spec=spec, variant=variant, dtype=dtype, kv_dtype=kv_dtype, mesh=mesh)[1]
     assert kv is not None
     return kv

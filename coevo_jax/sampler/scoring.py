@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from coevo_jax.models.forward import unembed
 from coevo_jax.models.logprobs import token_logprobs
@@ -28,10 +29,11 @@ IDS_STEP = 64  # the id list of a program is padded to a multiple of this
 
 
 def next_token_program(
-    params: dict[str, Any], last_M: jax.Array, ids_U: jax.Array, *batch: Any, spec: ModelSpec, variant: Variant, dtype: Any
-) -> jax.Array:
+    params: dict[str, Any], last_M: jax.Array, ids_U: jax.Array, *batch: Any, spec: ModelSpec, variant: Variant, dtype: Any,
+    mesh: Mesh | None = None,
+) -> jax.Array:  # fmt: skip
     """Probability of each id after flat position last[m], [M,U] float32: the softmax is over the whole vocabulary."""
-    hidden, _ = packed_forward(params, *batch, spec=spec, variant=variant, dtype=dtype)
+    hidden, _ = packed_forward(params, *batch, spec=spec, variant=variant, dtype=dtype, mesh=mesh)
     at_last = jnp.take(hidden.reshape(-1, hidden.shape[2]), last_M, axis=0)
     probs = jax.nn.softmax(unembed(params, spec, at_last), axis=1)
     return jnp.take(probs, ids_U, axis=1)
@@ -45,9 +47,10 @@ def score_program(
     spec: ModelSpec,
     variant: Variant,
     dtype: Any,
+    mesh: Mesh | None = None,
 ) -> jax.Array:
     """Log-prob of targets[p,t] after position (p,t), [P,T] float32."""
-    hidden, _ = packed_forward(params, *batch, spec=spec, variant=variant, dtype=dtype)
+    hidden, _ = packed_forward(params, *batch, spec=spec, variant=variant, dtype=dtype, mesh=mesh)
     return token_logprobs(params, spec, hidden, targets_PxT, temperature)[0]
 
 
