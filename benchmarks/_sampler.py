@@ -33,6 +33,7 @@ from coevo_jax.models.files import user_cache  # noqa: E402
 from coevo_jax.models.load import LoadedModel, load_model  # noqa: E402
 from coevo_jax.models.spec import ModelSpec  # noqa: E402
 from coevo_jax.sampler import Engine, Request  # noqa: E402
+from coevo_jax.sampler.programs import cpu_options  # noqa: E402
 
 ROLE = "benchmark"
 DEMO_PROMPTS = REPO / "coevo_jax" / "data" / "demo_prompts.jsonl"
@@ -165,7 +166,7 @@ class ProductChain:
         layers = [{name: weight(shape) for name, shape in shapes.items()} for _ in range(spec.layers)]
         self.weights = (layers, weight((D, spec.vocab_size)))
         self.x_BxD = jnp.asarray(rng.standard_normal((slots, D), np.float32))
-        self.program = jax.jit(_chain).lower(self.weights, self.x_BxD, np.int32(1)).compile()
+        self.program = jax.jit(_chain).lower(self.weights, self.x_BxD, np.int32(1)).compile(cpu_options())
 
     def measure(self, seconds: float) -> float:
         """Floating-point operations a second over about `seconds`."""

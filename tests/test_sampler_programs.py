@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from coevo_jax.sampler.programs import Programs
+from coevo_jax.sampler.programs import Programs, cpu_options
 
 
 def double(x: jax.Array) -> dict[str, jax.Array]:
@@ -53,6 +53,22 @@ def test_a_program_that_does_not_compile_is_told_at_the_end_of_the_block():
     with pytest.raises(TypeError), programs.ahead():
         programs.get("broken", broken, (jnp.ones(2),))
     assert programs.get("total", total, (jnp.ones(2),))(jnp.ones(2)) == 2, "and later programs compile as ever"
+
+
+def test_an_option_that_this_compiler_does_not_know_is_left_out(monkeypatch):
+    cpu_options.cache_clear()
+    assert cpu_options(), "the installed XLA knows it"
+    real = jax.stages.Lowered.compile
+
+    def older(self, options=None):
+        if options:
+            raise RuntimeError("INVALID_ARGUMENT: No such compile option")
+        return real(self, options)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", older)
+    cpu_options.cache_clear()
+    assert cpu_options() == {} and float(ask(Programs(), jnp.ones(2))) == 4
+    cpu_options.cache_clear()
 
 
 def test_shapes_carry_the_shardings_that_were_asked_for():

@@ -205,7 +205,8 @@ class Engine:
         """A decode program's plan; guided ones take one step."""
         every, window = (1, min(1, self.window)) if guided else (self.cfg.check_every, self.window)
         width, attention = self.head_width if shared else 0, self.cfg.attention
-        return decode.Plan(self.classes, reach, width, truncated, forced, every, narrow, attention, window)
+        cpu = self._platform == "cpu"
+        return decode.Plan(self.classes, reach, width, truncated, forced, every, narrow, attention, window, cpu)
 
     def reach_for(self, needed: int) -> int:
         """The shortest compiled reach that holds so many positions."""
