@@ -118,7 +118,7 @@ def _parquet_rows(file: pathlib.Path, only: Collection[str]) -> Iterator[tuple[s
     number = 0
     try:
         with pyarrow.parquet.ParquetFile(file) as table:
-            columns = [name for name in table.schema_arrow.names if name in only] if only else None
+            columns = [name for name in table.schema_arrow.names if name in only] or None  # none of them: an error will list all
             for batch in table.iter_batches(batch_size=1024, columns=columns):
                 for row in batch.to_pylist():
                     number += 1
