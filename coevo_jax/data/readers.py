@@ -222,7 +222,7 @@ def prompt_record(row: Row, columns: Columns, place: str) -> Row:
     """A Prompt; other columns stay, under their own names."""
     used = {columns.get(name, name) for name in ("prompt", "reference", "id")}
     record = {"prompt": text(take(row, "prompt", columns, place), columns.get("prompt", "prompt"), place)}
-    reference = row.get(columns.get("reference", "reference"))
+    reference = take(row, "reference", columns, place) if "reference" in columns else row.get("reference")
     if reference is not None:
         if not isinstance(reference, str | int | float):
             raise UserError(f"reference is {_kind(reference)}", where=place, expected="a text or a number")
