@@ -97,7 +97,7 @@ def both_ends(cfg: Experiment, folder: pathlib.Path, console: RunConsole) -> tup
         else:
             start = {"policy": load_model(cfg.policy).params}
         end = {name: restored.state[name].params for name in learners}
-        return system, *({"rubric": found["policy"], **found} for found in (start, end))
+        return system, {"rubric": start["policy"], **start}, {"rubric": end["policy"], **end}
     finally:
         checkpoints.close()
 

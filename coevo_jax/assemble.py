@@ -136,6 +136,7 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True) -> Syst
     writer = EndpointWriter(endpoints["generator"], cfg.rubric) if "generator" in endpoints else None
     context = Context(cfg, voices, judge, streams, buffer, console.progress, writer=writer)
     _check_lengths(context)
+    _check_examples(context)
     compat = compat_warnings(cfg)
     for line in compat:
         console.note(f"warning: {line}")
@@ -233,7 +234,7 @@ def _streams(cfg: Experiment, tokenizer: ChatTokenizer, console: RunConsole) -> 
         messages = [{"role": "user", "content": question}]
         return len(tokenizer.render(messages, thinking=cfg.policy.thinking, system=cfg.policy.system_prompt))
 
-    prompts = read_prompts(cfg.data, count, cfg.seed)
+    prompts = read_prompts(cfg.data, count, cfg.seed, lambda done, total: console.progress("prompts measured", done, total))
     console.note(f"{len(prompts)} prompts" + (f", {prompts.filtered} over the limit left out" if prompts.filtered else ""))
     for name in ("policy", "rubric"):
         streams[name] = SlotStream(prompts, cfg.seed, cfg.schedule.prompts, name)
@@ -279,6 +280,21 @@ def _check_lengths(context: Context) -> None:
             f"a rubric prompt of {longest} tokens and a rubric of {cfg.rubric_sampling.max_new_tokens} do not fit a packed row",
             where="update.pack_length", expected=f"at least {row}",
         )  # fmt: skip
+
+
+def _check_examples(context: Context) -> None:
+    """Every supervised example that the run will see fits a packed row: found now, and not at the update that draws it."""
+    cfg, stream = context.cfg, context.streams.get("warmup")
+    if stream is None:
+        return
+    drawn = {stream.index(slot, count) for slot in range(stream.slots) for count in range(cfg.warmup.updates)}
+    for record in (stream.prompts.records[index] for index in sorted(drawn)):
+        if (length := supervised.length(context, record)) > cfg.update.pack_length:
+            raise UserError(
+                f"the example {record['id']!r} has {length} tokens, and a packed row holds {cfg.update.pack_length}",
+                where=f"warmup.data={stream.prompts.source}, update.pack_length",
+                expected=f"update.pack_length of at least {length}, or shorter examples",
+            )
 
 
 def _warm_up(system: System, engines: _Engines, judge_model: LoadedModel | None, console: RunConsole) -> None:

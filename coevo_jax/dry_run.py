@@ -84,14 +84,14 @@ def memory(system: System) -> dict[str, int]:
         out[f"{name} parameters"] = params
         out[f"{name} optimizer state"] = _bytes(learner.state.opt_state)
         out[f"{name} gradients"] = params
-        if cfg.loss.kl_weight > 0:
+        if cfg.loss.kl_weight > 0 and cfg.schedule.mode != "sft":
             out[f"{name} reference"] = params
         if cfg.policy.dtype != cfg.policy.param_dtype:
             sizes = [jnp.dtype(d).itemsize for d in (cfg.policy.dtype, cfg.policy.param_dtype)]
             out[f"{name} sampler copy"] = params * sizes[0] // sizes[1]
     for name, params in system.frozen.items():
         out[name] = _bytes(params)
-    for i, engine in enumerate(system.engines):
+    for i, engine in enumerate(system.engines if cfg.schedule.mode != "sft" else []):
         out[f"sampler keys and values {i}" if i else "sampler keys and values"] = kv_bytes(engine)
     out["activations of a micro-batch"] = activation_bytes(system.learners["policy"].spec, cfg)
     return out
@@ -106,12 +106,14 @@ def kv_bytes(engine: Engine) -> int:
 
 
 def activation_bytes(spec: ModelSpec, cfg: Experiment) -> int:
-    """Residual stream kept per layer under full remat, one layer's inner values, and a chunk of logits, all in float32."""
+    """What the forward pass keeps for the gradient, and a chunk of logits, all in float32: the residual stream of every layer;
+    inner values of all layers, or of the one in work under full remat; attention's scores of all layers without remat."""
     tokens = cfg.update.rows_per_micro * cfg.update.pack_length
     layer = tokens * (4 * spec.hidden_size + 3 * spec.mlp_size + (spec.heads + 2 * spec.kv_heads) * spec.head_dim)
     scores = tokens * cfg.update.pack_length * spec.heads if cfg.update.attention == "xla" else 0
     logits = cfg.update.rows_per_micro * cfg.update.logprob_chunk * spec.vocab_size
-    return 4 * (tokens * spec.hidden_size * spec.layers + 2 * layer + 2 * scores + 2 * logits)
+    inner, maps = (spec.layers if kept else 2 for kept in (cfg.update.remat != "full", cfg.update.remat == "none"))
+    return 4 * (tokens * spec.hidden_size * spec.layers + inner * layer + maps * scores + 2 * logits)
 
 
 def _bytes(tree: Any) -> int:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from absl import app, flags
 
-from coevo_jax.config import Experiment
+from coevo_jax.config import Experiment, api_model
 from coevo_jax.config.override import from_dict
 from coevo_jax.errors import UserError, nearest
 from coevo_jax.learn.update import init_state, make_optimizer
@@ -35,7 +35,7 @@ def load_trained(run: pathlib.Path, weights: str = "policy") -> tuple[LoadedMode
         raise UserError("not a run folder", where=str(run), expected="config.json and checkpoints/ of a run")
     cfg = from_dict(Experiment, read_config(run), where=str(run / "config.json"))
     sources = {"policy": cfg.policy}
-    if cfg.generator.mode == "two":
+    if cfg.generator.mode == "two" and not api_model(cfg.generator.source):
         sources["rubric"] = dataclasses.replace(cfg.policy, source=cfg.generator.source or cfg.policy.source, sha256="")
     if weights not in sources:
         raise UserError(f"the run trained no weights {weights!r}", where="--weights", expected=f"one of {', '.join(sources)}",

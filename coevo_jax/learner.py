@@ -97,7 +97,8 @@ class Learner:
 def make_learner(name: str, cfg: Experiment, model: LoadedModel, mesh: Any = None, updates: int = 0) -> Learner:
     """A Learner over loaded weights. `updates`: those of the loop that train them, the length of a cosine schedule."""
     lr = cfg.generator.lr if name == "rubric" and cfg.generator.lr else cfg.optimizer.lr
-    optimizer = make_optimizer(dataclasses.replace(cfg.optimizer, lr=lr), updates)
+    schedule = cfg.optimizer.schedule if updates else "constant"  # a frozen generator, a supervised run
+    optimizer = make_optimizer(dataclasses.replace(cfg.optimizer, lr=lr, schedule=schedule), updates)
     supervised = dataclasses.replace(cfg.optimizer, lr=cfg.warmup.lr, warmup_steps=0, schedule="constant")
     functions = {
         "policy": make_update(model.spec, optimizer, resolve_loss(cfg.loss), cfg, mesh),

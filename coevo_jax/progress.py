@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
@@ -27,9 +28,14 @@ TABLE = {
     "s/update": "time/total",
 }  # fmt: skip
 
+FEW = 100  # updates of a run too short to show more than movement
+NOISE = """
+So few updates show movement and no more: differences between phases are mostly noise (compare them with the reward's sd), and
+scores of the run's own judge, a small one above all, prove no gain in quality."""
+
 
 class RunConsole:
-    """Progress of a run. Stage marks ('mark batch 12') name what begins; `quiet_marks` hides them on a terminal."""
+    """Progress of a run."""
 
     def __init__(self, console: Console | None = None):
         self.console = console or Console()
@@ -66,20 +72,37 @@ class RunConsole:
                 part = name.removesuffix("/alarm")
                 self.note(f"warning: {part}/failure_share is {row[f'{part}/failure_share']:.2f} in update {row['step']}")
 
+    def end_stage(self, metrics: Path, name: str, cycle: int) -> None:
+        """A stage ends: its table, which counts the updates of earlier processes too."""
+        self._table([row for row in read_metrics(metrics) if (row["cycle"], row["stage"]) == (cycle, name)])
+
     def summary(self, folder: Path, finished: bool) -> None:
-        """The table per phase, peak memory and the run folder's path."""
+        """The table of all phases and how to read it, peak memory and the run folder's path."""
         rows = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
+        if len(rows) < FEW and any("judge/score/mean" in row for row in rows):
+            self.note(NOISE)
+        self._table(rows, "means per phase")
+        self.console.line(f"peak memory {peak_gib():.2f} GiB")
+        self.console.line(f"{'finished' if finished else 'stopped; the same command goes on'}: {folder}")
+
+    def _table(self, rows: list[dict[str, Any]], title: str = "") -> None:
+        """A line a phase; a column that no phase has is left out."""
         phases: dict[tuple[int, str], list[dict[str, Any]]] = {}
         for row in rows:
             phases.setdefault((row["cycle"], row["stage"]), []).append(row)
-        if phases:
-            table = [
-                [f"cycle {cycle + 1} {stage}", len(group), *_means(group).values()] for (cycle, stage), group in phases.items()
-            ]
-            self.console.table(["phase", "updates", *TABLE], table, title="means per phase")
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        self.console.line(f"peak memory {peak:.2f} GiB")
-        self.console.line(f"{'finished' if finished else 'stopped; the same command goes on'}: {folder}")
+        means = {key: _means(group) for key, group in phases.items()}
+        columns = [name for name in TABLE if any(cells[name] is not None for cells in means.values())]
+        table = [
+            [f"cycle {cycle + 1} {stage}", len(phases[cycle, stage]), *(cells[name] for name in columns)]
+            for (cycle, stage), cells in means.items()
+        ]
+        if table:
+            self.console.table(["phase", "updates", *columns], table, title=title)
+
+
+def peak_gib() -> float:
+    """Peak resident memory of this process in GiB; macOS counts it in bytes, Linux in KiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**30 if sys.platform == "darwin" else 2**20)
 
 
 def _cells(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Cell]:

@@ -127,6 +127,7 @@ def _run(run: Run) -> bool:
             console.update(row, position.updates)
             if position.updates % system.cfg.run.save_every == 0 and position.done < stage.updates:
                 _save(run)
+        console.end_stage(run.folder.metrics, stage.name, stage.cycle)
         position.stage, position.done = position.stage + 1, 0
         last = position.stage == len(system.stages)
         if last or position.updates - run.saved >= system.cfg.run.save_every:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import shutil
+import sys
 from collections.abc import Iterator
 
 import jax
@@ -156,6 +157,16 @@ def test_a_prompt_over_the_limit_is_filtered_and_counted(call, tmp_path) -> None
     assert done.code == 0 and "4 prompts, 1 over the limit left out" in done.out
 
 
+def test_an_example_longer_than_a_packed_row_is_found_before_the_run(refused, tmp_path) -> None:
+    turns = [{"role": "user", "content": RULES[0]}, {"role": "assistant", "content": "owl " * 200}]
+    short = [{"role": "user", "content": RULES[0]}, {"role": "assistant", "content": "owl"}]
+    path = prompts(tmp_path, *(json.dumps({"id": f"c{i}", "messages": short}) for i in range(3)))
+    with path.open("a") as file:
+        file.write(json.dumps({"id": "talk", "messages": turns}) + "\n")
+    sft = ("--config.schedule.mode=sft", "--config.warmup.updates=2", "--config.warmup.batch=2")
+    refused(*sft, f"--config.warmup.data={path}", names=(str(path), "talk", "update.pack_length", "210"))
+
+
 # ------------------------------------------------------------------------------------------------------- flags and config
 
 
@@ -191,9 +202,11 @@ def test_a_missing_config_file(capsys, tmp_path) -> None:
         ("schedule.mode=verifiable", ("schedule.verifier",)),
         ("update.pack_length=32", ("update.pack_length",)),
         ("sampler.max_new=8", ("sampler.max_new",)),
+        ("run.tensorboard=true", ("run.tensorboard", "coevo-jax[tensorboard]")),
     ],
 )
-def test_values_that_cannot_work(override: str, keys: tuple[str, ...], refused) -> None:
+def test_values_that_cannot_work(override: str, keys: tuple[str, ...], refused, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)  # as where it is not installed
     refused(f"--config.{override}", names=keys)
 
 
@@ -299,6 +312,25 @@ def test_the_memory_table_counts_what_is_there() -> None:
     assert parts["sampler keys and values"] == 2 * 4 * spec.layers * spec.kv_heads * spec.head_dim * (16 * 192 + 8 * 128)
 
 
+def test_activations_grow_with_what_remat_keeps() -> None:
+    from coevo_jax.dry_run import activation_bytes
+    from coevo_jax.models.load import load_model
+
+    spec = load_model("tiny").spec
+    full, dots, none = (activation_bytes(spec, tiny(f"update.remat={kind}")) for kind in ("full", "dots", "none"))
+    rows, length = 8, 128
+    assert full < dots and none - dots == (spec.layers - 2) * 4 * rows * length * length * spec.heads
+
+
+def test_a_supervised_run_has_no_reference_and_no_sampler() -> None:
+    from train_support import system_of
+
+    from coevo_jax.dry_run import memory
+
+    parts = memory(system_of("schedule.mode=sft", "warmup.updates=1"))
+    assert not any("reference" in name or "sampler" in name for name in parts)
+
+
 def test_help_exits_0(capsys) -> None:
     with pytest.raises(SystemExit) as stop:
         program.main(["--help"])
@@ -311,7 +343,10 @@ def test_a_run_prints_its_table_and_folder(call, tmp_path) -> None:
     done = call("--config.schedule.cycles=1")
     assert done.code == 0
     assert "cycle 1 policy" in done.out and "peak memory" in done.out and f"finished: {tmp_path / 'run'}" in done.out
-    assert "ETA" in done.out
+    assert "ETA" in done.out and "prove no gain in quality" in done.out
+    lines = done.out.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("cycle 1 policy"))  # the table at the end of the phase
+    assert lines[first - 2].split()[:3] == ["phase", "updates", "reward"] and lines[first + 1].startswith("-- cycle 1 rubric")
     assert json.loads((tmp_path / "run" / "config.json").read_text())["schedule"]["cycles"] == 1
 
 

@@ -53,6 +53,31 @@ def test_tuples(text, expected):
     assert apply_overrides(Experiment(), [f"rubric.retry_temperatures={text}"]).rubric.retry_temperatures == expected
 
 
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("", ()),
+        ("()", ()),
+        ("4,64", ((4, 64),)),
+        ("4,64;2,192", ((4, 64), (2, 192))),
+        ("((4, 64), (2, 192))", ((4, 64), (2, 192))),
+        ("((4, 64),)", ((4, 64),)),
+        ("(4,64); (2,192)", ((4, 64), (2, 192))),
+    ],
+)
+def test_tuples_of_tuples(text, expected):
+    cfg = apply_overrides(Experiment(), [f"sampler.length_classes={text}"])
+    assert cfg.sampler.length_classes == expected
+    assert apply_overrides(Experiment(), print_config(cfg).splitlines()) == cfg
+
+
+@pytest.mark.parametrize("text", ["4", "4,64,2,192", "4,64;;2,192", "4,x", "((4,64)"])
+def test_a_wrong_tuple_of_tuples_shows_the_form(text):
+    with pytest.raises(UserError, match=r"sampler\.length_classes") as caught:
+        apply_overrides(Experiment(), [f"sampler.length_classes={text}"])
+    assert "4,64;2,192" in caught.value.expected
+
+
 def test_the_last_override_wins():
     assert apply_overrides(Experiment(), ["seed=2", "seed=3"]).seed == 3
 

@@ -124,6 +124,7 @@ def test_parquet_and_a_named_column(tmp_path):
     with pytest.raises(UserError) as caught:
         prepare(Options((str(path),), str(tmp_path / "two.jsonl"), column="choosen"), io.StringIO())
     assert caught.value.where == f"{path}, row 1"
+    assert caught.value.nearest == "chosen" and "other" in caught.value.expected
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,32 @@ def test_the_bundled_questions_are_our_own(shared_data):
         assert not known & {text.casefold().strip() for text in texts(read_prompts(DataConfig(prompts=source)).records)}
 
 
+def test_columns_are_mapped_by_file(tmp_path):
+    one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
+    one.write_text(json.dumps({"question": "a", "gold": 4, "key": "k"}) + "\n")
+    two.write_text(json.dumps({"prompt": "b", "reference": "5"}) + "\n")
+    mixed = read_prompts(DataConfig(prompts=f"{one}?prompt=question&reference=gold&id=key:0.25,{two}:0.75"))
+    assert mixed.records[0] == {"id": "0/k", "prompt": "a", "reference": "4"} and mixed.records[1]["reference"] == "5"
+    assert [share for *_, share in mixed.parts] == [0.25, 0.75]
+    chat = tmp_path / "chat.jsonl"
+    chat.write_text(json.dumps({"turns": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}) + "\n")
+    assert read_chat(f"{chat}?messages=turns").records[0]["messages"][1]["content"] == "b"
+    odd = tmp_path / "what?.jsonl"
+    odd.write_text(json.dumps({"prompt": "c"}) + "\n")
+    assert texts(read_prompts(DataConfig(prompts=str(odd))).records) == ["c"]
+
+
+@pytest.mark.parametrize(
+    "query, close, where",
+    [("promt=question", "prompt", "data.prompts="), ("prompt", "prompt", "data.prompts="), ("reference=gould", "gold", ":1")],
+)
+def test_a_wrong_map_of_columns_is_refused(query, close, where, tmp_path):
+    path = tmp_path / "one.jsonl"
+    path.write_text(json.dumps({"prompt": "a", "gold": 4}) + "\n")
+    error = refused(prompts=f"{path}?{query}")
+    assert error.nearest == close and where in error.where and str(path) in error.where
+
+
 def test_a_misspelt_source_names_the_nearest():
     error = refused(prompts="dmo")
     assert error.nearest == "demo" and error.where == "data.prompts=dmo"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 
 import jax
@@ -24,6 +25,17 @@ def test_the_exported_folder_holds_the_runs_last_weights(tmp_path: pathlib.Path)
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
     assert any((np.asarray(a) != np.asarray(b)).any() for a, b in zip(*map(jax.tree.leaves, (again.params, start.params))))
     assert done is not None
+
+
+def test_a_run_whose_rubrics_came_from_an_endpoint_has_the_policys_weights_alone(tmp_path: pathlib.Path):
+    support.run(tmp_path / "run", "schedule.cycles=1", "schedule.k=1", "schedule.order=policy_only")
+    path = tmp_path / "run" / "config.json"
+    config = json.loads(path.read_text())
+    config["generator"] |= {"mode": "two", "source": "api:some-model"}
+    path.write_text(json.dumps(config))
+    assert load_trained(tmp_path / "run")[1] == 1
+    with pytest.raises(UserError, match="no weights 'rubric'"):
+        load_trained(tmp_path / "run", "rubric")
 
 
 def test_what_is_no_run_is_refused(tmp_path: pathlib.Path):

@@ -313,6 +313,13 @@ def test_the_question_is_rendered_alike_for_training_and_for_use(system: System)
     assert context.rubric_prompt("write 3 words", training=True) == context.rubric_prompt("write 3 words")
 
 
+def test_the_system_prompt_of_answers_is_in_no_rubric_prompt(system: System) -> None:
+    other = system_of("policy.system_prompt=write 3 words").context
+    assert other.rubric_prompt("write 3 words") == system.context.rubric_prompt("write 3 words")
+    assert len(other.answer_prompt("write")) > len(system.context.answer_prompt("write"))
+    assert len(other.conditioned_prompt("write", "cat")) > len(system.context.conditioned_prompt("write", "cat"))
+
+
 def test_oracle_failures_are_counted_by_status() -> None:
     system = system_of("judge.oracle_failure_rate=0.4")
     batch = rubric_phase(system)

@@ -8,11 +8,13 @@ import math
 import os
 import subprocess
 import sys
+import types
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from coevo_jax import progress
 from coevo_jax.errors import UserError
 from coevo_jax.records.console import Console, duration, format_table, number
 from coevo_jax.records.files import write_atomic
@@ -302,6 +304,13 @@ def test_number_duration_and_table_forms():
     ]  # fmt: skip
     assert [duration(value) for value in (42.4, 185, 7620)] == ["42 s", "3 min 05 s", "2 h 07 min"]
     assert format_table(["a", "b"], []) == "a  b\n-  -"
+
+
+@pytest.mark.parametrize("platform, unit", [("linux", 2**20), ("darwin", 2**30)])
+def test_peak_memory_is_in_gib_on_every_platform(platform, unit, monkeypatch):
+    monkeypatch.setattr(progress.sys, "platform", platform)
+    monkeypatch.setattr(progress.resource, "getrusage", lambda who: types.SimpleNamespace(ru_maxrss=3 * unit))
+    assert progress.peak_gib() == 3.0
 
 
 # ---------------------------------------------------------------------------------------------------------------- inputs

@@ -135,6 +135,22 @@ def test_a_rubric_rollout_has_every_field(whole: Run) -> None:
             assert row["reward"] == 0.0 and "judge_accepted" not in row and "margin" not in row["parts"]
 
 
+def test_the_replay_buffer_is_counted_in_every_row(whole: Run) -> None:
+    for row in whole.rows:
+        answers = [r for r in whole.rollouts(role="policy") if r["update"] <= row["step"] and r["sample"] == 0]
+        updates = sum(r["role"] == "policy" for r in whole.rows[: row["step"] + 1])
+        assert row["buffer/entries"] == row["buffer/added"] == 4 * updates
+        assert row["buffer/added"] + row["buffer/surplus"] >= len(answers) and row["buffer/evicted"] == 0
+        assert row["buffer/bytes"] > 0 and row["buffer/fallback"] == row["buffer/dropped"] == 0
+    drawn = [row["buffer/drawn"] for row in whole.rows]
+    assert drawn == sorted(drawn) and drawn[1] == 0 < drawn[2]
+
+
+def test_an_answer_over_the_buffers_room_is_evicted_and_counted(tmp_path: pathlib.Path) -> None:
+    done = run(tmp_path / "run", "pairs.max_gap=1", "pairs.per_slot=1", "schedule.cycles=1")
+    assert done.rows[-1]["buffer/entries"] == 4 and done.rows[-1]["buffer/evicted"] == 4
+
+
 def test_temporal_pairs_put_the_fresh_answer_over_the_stored_one(whole: Run) -> None:
     answers = [r for r in whole.rollouts(role="policy") if r["sample"] == 0]
     stored = {(r["update"], tuple(r["completion_ids"])) for r in answers}
@@ -149,6 +165,13 @@ def test_margins_and_shares_are_means_over_what_the_dump_shows(whole: Run) -> No
     for row in whole.rows:
         rollouts = whole.rollouts(row["step"], row["role"])
         assert row["reward/mean"] == pytest.approx(np.mean([r["reward"] for r in rollouts]))
+        name = {"policy": "judge", "rubric": "accepted"}[row["role"]]
+        scores: dict[int, list[float]] = {}
+        for r in rollouts:
+            scores.setdefault(r["group"], []).extend([r["parts"][name]] if name in r["parts"] else [])
+        assert row["judge/group_spread"] == pytest.approx(np.mean([np.std(own) for own in scores.values() if len(own) > 1]))
+        verdicts = [r[k] for r in rollouts for k in ("judge", "judge_accepted", "judge_rejected") if k in r]
+        assert row["judge/criterion_mean"] == pytest.approx(np.mean([p for v in verdicts for p in v["parts"]]))
         if row["role"] == "rubric":
             valid = [r for r in rollouts if r["rubric_status"] == "ok"]
             assert row["rubric/valid_share"] == pytest.approx(len(valid) / len(rollouts))

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from sampler_support import border_distance, full_logits
-from train_support import Run, make_batch, prints, run, same_bits, system_of, tiny
+from train_support import Recorder, Run, make_batch, prints, run, same_bits, shared_programs, system_of, tiny
 
-from coevo_jax.assemble import System
+from coevo_jax.assemble import System, assemble
 from coevo_jax.judges import criterion_logits
 from coevo_jax.learner import make_learner
 from coevo_jax.methods.context import KINDS, request_id
@@ -196,6 +196,26 @@ def test_generator_only_on_conditioned_pairs(tmp_path: pathlib.Path) -> None:
 
 def test_a_frozen_generator_is_never_trained() -> None:
     assert {stage.role for stage in stages(tiny("generator.frozen=true"))} == {"policy"}
+
+
+@pytest.mark.parametrize(
+    "overrides", [("generator.mode=two", "generator.frozen=true"), ("schedule.mode=sft", "warmup.updates=1")]
+)
+def test_weights_that_the_loop_does_not_train_need_no_length_of_a_cosine(overrides: tuple[str, ...]) -> None:
+    with shared_programs():
+        system = assemble(tiny("optimizer.schedule=cosine", *overrides), Recorder(), warm_up=False)
+    untrained = system.learners[list(system.learners)[-1]]
+    assert float(untrained.optimizer.lr(0)) == pytest.approx(system.cfg.optimizer.lr)
+
+
+@pytest.mark.parametrize("source", ["inferred", "conditioned"])
+def test_a_prompt_of_a_pair_that_is_too_long_makes_no_pair(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    system = system_of("pairs.temporal=0", f"pairs.{source}=1", "schedule.order=generator_only", "advantage.max_resample=0")
+    text = "write 3 words" + " with owl" * 80
+    monkeypatch.setattr(system.context, "text", lambda tokens, role="policy": text)
+    batch = make_batch(system, "rubric", 0, 0)
+    assert batch.metrics[f"pairs/{source}_prompt_too_long"] == 4 and batch.metrics["pairs/missing_share"] == 1.0
+    assert batch.samples == []
 
 
 def test_a_mixture_of_pair_sources(tmp_path: pathlib.Path) -> None:

@@ -83,6 +83,9 @@ class Recorder(RunConsole):
         if done == self.stop_after:
             signal.raise_signal(signal.SIGTERM)
 
+    def end_stage(self, metrics: pathlib.Path, name: str, cycle: int) -> None:
+        self.notes.append(f"end of {name}")
+
     def summary(self, folder: pathlib.Path, finished: bool) -> None:
         self.notes.append(f"summary {finished}")
 

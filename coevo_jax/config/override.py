@@ -10,6 +10,7 @@ import difflib
 import functools
 import json
 import math
+import re
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
@@ -73,7 +74,10 @@ def nearest_key(key: str, keys: Iterable[str]) -> str:
 
 
 def parse_value(text: str, kind: Any, key: str) -> Any:
-    """`text` as a value of `kind`: int, float, bool (true | false), str (as it stands) or a tuple ('0.6,0.3'; '' is empty)."""
+    """`text` as a value of `kind`: int, float, bool (true | false), str (as it stands) or a tuple ('0.6,0.3'; '' is empty).
+
+    A tuple of tuples has ';' between its members: '4,64;2,192'.
+    """
     wrong = UserError(f"{text!r} is not a value of {key}", where=key, expected=_describe(kind))
     if kind is str:
         return text
@@ -94,10 +98,13 @@ def parse_value(text: str, kind: Any, key: str) -> Any:
 
 
 def _parse_tuple(text: str, kinds: tuple[Any, ...], key: str, wrong: UserError) -> tuple[Any, ...]:
-    body = text.strip()
-    if body[:1] == "(" and body[-1:] == ")":
+    body, mark, wrapped = text.strip(), ",", text.strip().startswith("(")
+    if typing.get_origin(kinds[0]) is tuple:
+        body, mark = re.sub(r"\)\s*,\s*(?=[()])", ");", body), ";"  # Python's own spelling serves too
+        wrapped = body.startswith("((") or body == "()"
+    if wrapped and body.endswith(")"):
         body = body[1:-1].strip()
-    parts = [part.strip() for part in body.removesuffix(",").split(",")] if body else []
+    parts = [part.strip() for part in body.removesuffix(mark).split(mark)] if body else []
     if kinds[-1] is Ellipsis:
         kinds = (kinds[0],) * len(parts)
     if len(kinds) != len(parts):
@@ -114,6 +121,8 @@ def _describe(kind: Any) -> str:
         inner = typing.get_args(kind)
         if inner[-1] is not Ellipsis:
             return f"{len(inner)} values with commas between"
+        if typing.get_origin(inner[0]) is tuple:
+            return "groups of numbers with ';' between, such as 4,64;2,192"
         return f"{_describe(inner[0]).split(' ', 1)[-1]}s with commas between"
     return {int: "a whole number", float: "a finite number", bool: "true or false", str: "a text"}.get(kind, str(kind))
 
@@ -205,7 +214,9 @@ def print_config(cfg: Any) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return ",".join(map(_shown, value)) if isinstance(value, tuple) else str(value)
+    if not isinstance(value, tuple):
+        return str(value)
+    return (";" if any(isinstance(item, tuple) for item in value) else ",").join(map(_shown, value))
 
 
 def diff(a: Any, b: Any) -> list[str]:

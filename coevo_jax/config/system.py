@@ -8,7 +8,7 @@ import dataclasses
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
     """prompts: a JSONL or Parquet path, 'demo' (bundled), 'tiny' (small world), 'reasoning_gym:TASK',
-    or a mixture 'a.jsonl:0.7,b.jsonl:0.3'."""
+    or a mixture 'a.jsonl:0.7,b.jsonl:0.3'. 'a.jsonl?prompt=question&reference=gold' names a file's columns."""
 
     prompts: str = "demo"
     prompt_column: str = "prompt"
@@ -66,7 +66,7 @@ class WarmupConfig:
     """Supervised first stage on chat data; updates = 0 skips it."""
 
     updates: int = 0
-    data: str = "demo"  # chat JSONL, or 'demo' (bundled question and rubric examples), or 'tiny'
+    data: str = "demo"  # chat from sources like those of data.prompts, 'demo' (bundled question and rubric examples) or 'tiny'
     batch: int = 16
     lr: float = 1e-4
     seed: int = 0

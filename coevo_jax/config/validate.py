@@ -100,7 +100,7 @@ def validate(cfg: Experiment) -> None:
     for key in SAMPLINGS:
         _check_sampling(key, get_at(cfg, key))
     checks = (_check_names, _check_roles, _check_remote, _check_rubric, _check_learn, _check_lengths, _check_pairs, _check_guided)
-    for check in checks:
+    for check in (*checks, _check_run):
         check(cfg)
 
 
@@ -396,6 +396,12 @@ def _check_guided_text(cfg: Experiment, key: str, source: str, thinking: str, le
     _require(get_at(cfg, least) == 0, f"{key}=true ends a text where its grammar does", f"{key}, {least}", f"{least}=0")
     found = importlib.util.find_spec("llguidance") is not None
     _require(found, f"{key}=true needs the package llguidance", key, "pip install 'coevo-jax[guided]'")
+
+
+def _check_run(cfg: Experiment) -> None:
+    found = not cfg.run.tensorboard or importlib.util.find_spec("tensorboardX") is not None
+    _require(found, "run.tensorboard=true needs the package tensorboardX", "run.tensorboard",
+             "pip install 'coevo-jax[tensorboard]', or run.tensorboard=false")  # fmt: skip
 
 
 COMPAT_REASONS: dict[str, str] = {

@@ -1,7 +1,7 @@
 """Sets of records: from files, bundled sources, procedural tasks and weighted mixtures; ids, hash, token limit, held-out part.
 
 A source is a path, 'demo' | 'demo_heldout' | 'tiny' (bundled), 'reasoning_gym:TASK?option=value&...',
-or a mixture 'SOURCE:WEIGHT,SOURCE:WEIGHT'.
+or a mixture 'SOURCE:WEIGHT,SOURCE:WEIGHT'. A path may map the file's columns: 'q.parquet?prompt=question&reference=gold'.
 """
 
 from __future__ import annotations
@@ -30,6 +30,13 @@ BUNDLED = {
         "tiny": HERE / "tiny_prompts.jsonl",
     },
     "chat": {"demo": HERE / "warmup" / "rubrics.jsonl", "tiny": HERE / "warmup" / "tiny.jsonl"},
+}
+# By kind of record, our columns that a file may call otherwise.
+NAMES = {
+    "prompts": ("prompt", "reference", "id"),
+    "pairs": ("prompt", "chosen", "rejected", "id"),
+    "rankings": ("prompt", "answers", "scores", "ranks", "id"),
+    "chat": ("messages", "question", "id"),
 }
 PROCEDURAL = "reasoning_gym:"
 
@@ -83,18 +90,18 @@ def read_prompts(
     cfg: DataConfig,
     count_tokens: Callable[[str], int] | None = None,
     seed: int = 0,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> PromptSet:
     """The prompts of `cfg.prompts`, those over `cfg.max_prompt_tokens` filtered or refused, `cfg.heldout` of them set aside.
 
     count_tokens: length in tokens of the longest prompt that is rendered from the question; None = no limit.
-    seed: of the order whose last records are held out. progress: called with the number of prompts counted so far.
+    seed: of the order whose last records are held out. progress: called with the numbers of prompts measured and to be measured.
     """
     columns = {} if cfg.prompt_column == "prompt" else {"prompt": cfg.prompt_column}
     parts = _read_parts(cfg.prompts, "prompts", columns, "data.prompts")
     counts = {"read": sum(len(part.records) for part in parts), "over_limit": 0, "heldout_duplicates": 0}
     if count_tokens is not None:
-        report = progress or (lambda number: None)
+        report = progress or (lambda done, total: None)
         counts["over_limit"] = _limit(parts, cfg, count_tokens, report)
     heldout: list[Row] = []
     if cfg.heldout:
@@ -172,13 +179,34 @@ def _read_part(source: str, weight: float | None, kind: str, columns: Columns, k
     if source in bundled:
         path, columns, key = str(bundled[source]), {}, ""
     else:
-        path = source
-        _check_name(source, kind, key)
+        path, own = _column_map(source, kind, key)
+        columns = {**columns, **own}
+        _check_name(path, kind, key)
     owners: dict[str, str] = {}
-    for place, record, own in read_records(path, kind, columns, key):
-        part.records.append({"id": _identify(record, own, owners, place), **record})
+    for place, record, name in read_records(path, kind, columns, key):
+        part.records.append({"id": _identify(record, name, owners, place), **record})
         part.places.append(place)
     return part
+
+
+def _column_map(source: str, kind: str, key: str) -> tuple[str, dict[str, str]]:
+    """'q.parquet?prompt=question&id=uid' -> the path, and our names of columns with the file's."""
+    path, mark, query = source.partition("?")
+    if not mark or pathlib.Path(source).exists():
+        return source, {}
+    found: dict[str, str] = {}
+    for part in query.split("&"):
+        name, _, column = part.partition("=")
+        if name not in NAMES[kind] or not column:
+            known = ", ".join(NAMES[kind])
+            raise UserError(
+                f"{part!r} maps no column of {kind}",
+                where=f"{key}={source}" if key else source,
+                expected=f"OURS=THEIRS with & between, OURS one of {known}",
+                nearest=nearest(name, NAMES[kind]),
+            )
+        found[name] = column
+    return path, found
 
 
 def _only_prompts(source: str, kind: str) -> None:
@@ -243,15 +271,15 @@ def content_hash(records: Iterable[Mapping[str, Any]], parts: Sequence[tuple[int
 # ------------------------------------------------------------------------------------------------- limit and held-out
 
 
-def _limit(parts: list[_Part], cfg: DataConfig, count_tokens: Callable[[str], int], progress: Callable[[int], Any]) -> int:
+def _limit(parts: list[_Part], cfg: DataConfig, count_tokens: Callable[[str], int], progress: Callable[[int, int], Any]) -> int:
     """Drop the prompts that are over the limit, or refuse the first; the number dropped."""
-    counted = dropped = 0
+    total, counted, dropped = sum(len(part.records) for part in parts), 0, 0
     for part in parts:
         kept = []
         for record, place in zip(part.records, part.places):
             counted += 1
             if counted % 1000 == 0:
-                progress(counted)
+                progress(counted, total)
             length = count_tokens(record["prompt"])
             if length <= cfg.max_prompt_tokens:
                 kept.append((record, place))

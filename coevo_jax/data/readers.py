@@ -118,7 +118,7 @@ def _parquet_rows(file: pathlib.Path, only: Collection[str]) -> Iterator[tuple[s
     number = 0
     try:
         with pyarrow.parquet.ParquetFile(file) as table:
-            columns = [name for name in table.schema_arrow.names if name in only] if only else None
+            columns = [name for name in table.schema_arrow.names if name in only] or None  # none of them: an error will list all
             for batch in table.iter_batches(batch_size=1024, columns=columns):
                 for row in batch.to_pylist():
                     number += 1
@@ -222,7 +222,7 @@ def prompt_record(row: Row, columns: Columns, place: str) -> Row:
     """A Prompt; other columns stay, under their own names."""
     used = {columns.get(name, name) for name in ("prompt", "reference", "id")}
     record = {"prompt": text(take(row, "prompt", columns, place), columns.get("prompt", "prompt"), place)}
-    reference = row.get(columns.get("reference", "reference"))
+    reference = take(row, "reference", columns, place) if "reference" in columns else row.get("reference")
     if reference is not None:
         if not isinstance(reference, str | int | float):
             raise UserError(f"reference is {_kind(reference)}", where=place, expected="a text or a number")

@@ -124,19 +124,19 @@ class Context:
     def rubric_prompt(self, question: str, *, training: bool = False) -> list[int]:
         name = self.cfg.compat.train_rubric_prompt if training else ""
         messages = render_prompt(name or self.cfg.rubric.prompt, question=question)
-        return self._render("rubric", messages, self.cfg.generator.thinking)
+        return self.voices["rubric"].tokenizer.render_messages(messages, thinking=self.cfg.generator.thinking)
 
     def inference_prompt(self, answer: str) -> list[int]:
-        return self._render("policy", render_prompt(self.cfg.pairs.inference_prompt, answer=answer), self.cfg.policy.thinking)
+        return self._as_policy(render_prompt(self.cfg.pairs.inference_prompt, answer=answer))
 
     def conditioned_prompt(self, question: str, rubric: str) -> list[int]:
-        messages = render_prompt(self.cfg.pairs.conditioned_prompt, question=question, rubric=rubric)
-        return self._render("policy", messages, self.cfg.policy.thinking)
+        return self._as_policy(render_prompt(self.cfg.pairs.conditioned_prompt, question=question, rubric=rubric))
 
-    def _render(self, role: str, messages: list[dict[str, str]], thinking: bool) -> list[int]:
-        system = messages[0]["content"] if messages[0]["role"] == "system" else self.cfg.policy.system_prompt
-        turns = [m for m in messages if m["role"] != "system"]
-        return self.voices[role].tokenizer.render(turns, thinking=thinking, system=system)
+    def _as_policy(self, messages: list[dict[str, str]]) -> list[int]:
+        """A template without a system turn has that of answers."""
+        cfg = self.cfg.policy
+        tokenizer = self.voices["policy"].tokenizer
+        return tokenizer.render_messages(messages, thinking=cfg.thinking, default_system=cfg.system_prompt)
 
     def raw(self, tokens: np.ndarray | list[int], role: str) -> str:
         """Token ids of a role as text, reasoning included."""

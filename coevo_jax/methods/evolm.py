@@ -71,10 +71,11 @@ def policy_batch(ctx: Context, step: Step) -> Batch:
         "rubric/valid_share": counts["rubric/valid"] / written,
         "rubric/retried": float(counts["rubric/retried"]),
         "rubric/prompts_dropped": float(counts["rubric/prompts_dropped"]),
-        "buffer/entries": float(len(ctx.buffer)),
+        **_buffer_metrics(ctx),
         **_rubric_metrics(rubrics),
         **_verdict_metrics(verdicts, ctx.cfg.judge.alarm_failure_share),
         "judge/tie_share": _tie_share(groups),
+        **_group_spread(groups, "judge"),
     }
     if ctx.writer is not None:
         metrics["rubric/endpoint_failed"] = float(counts["rubric/endpoint_failed"])
@@ -206,8 +207,10 @@ def rubric_batch(ctx: Context, step: Step) -> Batch:
         **_verdict_metrics(verdicts, ctx.cfg.judge.alarm_failure_share),
         **{k: v for k, v in pair_metrics(pairs, asked[0]).items() if v is not None},
         **{f"pairs/{name}": float(n) for name, n in sorted(guards.items())},
+        **_buffer_metrics(ctx),
         "rubric/valid_share": share([m.parts["format"] == 1.0 for g in groups for m in g.members if "format" in m.parts]),
         "judge/tie_share": share([p["margin"] == 0.0 for p in parts]),
+        **_group_spread(groups, "accepted"),
     }
     if parts:
         metrics["rubric/pair_accuracy"] = share([p["margin"] > 0 for p in parts])
@@ -286,6 +289,7 @@ def _verdict_metrics(verdicts: list[Verdict], most_failures: float) -> dict[str,
     spreads = np.asarray([np.std(v.parts) for v in verdicts if v.parts])
     out |= mean_std("judge/score", scores) | mean_std("judge/yes_no_mass", masses)
     if spreads.size:
+        out["judge/criterion_mean"] = float(np.mean([p for v in verdicts for p in v.parts]))
         out["judge/criterion_spread"] = float(spreads.mean())
     return out
 
@@ -304,6 +308,19 @@ def _tie_share(groups: list[Group]) -> float:
         total += len(scores) * (len(scores) - 1) // 2
         ties += sum(a == b for i, a in enumerate(scores) for b in scores[:i])
     return ties / total if total else 0.0
+
+
+def _buffer_metrics(ctx: Context) -> dict[str, float]:
+    """What the replay buffer holds, and its counts since the start of the run."""
+    counts = {"entries": len(ctx.buffer), "bytes": ctx.buffer.nbytes, **ctx.buffer.counters}
+    return {f"buffer/{name}": float(n) for name, n in counts.items()}
+
+
+def _group_spread(groups: list[Group], part: str) -> dict[str, float]:
+    """Std of the judge's scores inside a group: of its answers, or of the accepted answer under its rubrics. Mean over groups."""
+    scores = [[m.parts[part] for m in group.members if part in m.parts] for group in groups]
+    spreads = [np.std(own) for own in scores if len(own) > 1]
+    return {"judge/group_spread": float(np.mean(spreads))} if spreads else {}
 
 
 def _pair_note(pair: Pair) -> dict[str, Any]:

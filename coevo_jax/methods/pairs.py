@@ -94,7 +94,7 @@ def _first_call(ctx: Context, step: Step, attempt: int, drafts: list[_Draft]) ->
 def _second_call(ctx: Context, step: Step, attempt: int, drafts: list[_Draft], guards: dict[str, int]) -> None:
     """Inferred question: ask what the answer answers, then answer that. Conditioned: answer with the rubric in sight."""
     cfg = ctx.cfg
-    requests = []
+    requests, asked = [], []
     for d in drafts:
         if d.source == "inferred":
             assert d.accepted is not None
@@ -102,13 +102,17 @@ def _second_call(ctx: Context, step: Step, attempt: int, drafts: list[_Draft], g
         else:
             assert d.middle is not None
             ids, kind, sampling = ctx.conditioned_prompt(d.question, _guide_text(ctx, d, guards)), "accepted", cfg.answer
+        if len(ids) > cfg.sampler.max_prompt:
+            _count(guards, f"{d.source}_prompt_too_long")
+            continue
         requests.append(ctx.request(ids, 1, kind, "policy", step.update, sampling, slot=d.slot, attempt=attempt))
-    for d, (completion,) in zip(drafts, ctx.generate("policy", requests)):
+        asked.append(d)
+    for d, (completion,) in zip(asked, ctx.generate("policy", requests)):
         if d.source == "inferred":
             d.middle = completion
         else:
             d.accepted = completion
-    inferred = [d for d in drafts if d.source == "inferred" and _question_usable(ctx, d, guards)]
+    inferred = [d for d in asked if d.source == "inferred" and _question_usable(ctx, d, guards)]
     answers = ctx.generate("policy", [
         ctx.request(ctx.answer_prompt(ctx.text(d.middle.tokens)), 1, "rejected", "policy", step.update, cfg.answer,
                     slot=d.slot, attempt=attempt)

@@ -37,6 +37,12 @@ def sft_batch(ctx: Context, step: Step) -> Batch:
     return Batch(samples, {"completions/length/mean": float(np.mean(lengths)), "tokens/completion": float(sum(lengths))}, [])
 
 
+def length(ctx: Context, record: dict[str, Any]) -> int:
+    """Tokens of a record's prompt and completion."""
+    prompt, completion = _encode(ctx, record)
+    return len(prompt) + len(completion)
+
+
 def _encode(ctx: Context, record: dict[str, Any]) -> tuple[list[int], np.ndarray]:
     """A record of chat data ({messages}) or of rubric examples ({question, rubric}), as prompt and completion ids."""
     if "rubric" in record:
