@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 import functools
 import hashlib
+import heapq
 import os
 import pathlib
 import sys
@@ -42,6 +43,8 @@ from coevo_jax.text.prompts import template_identity
 # The template of each judge protocol that reads text.
 JUDGE_PROMPTS = {"json_score": "judge_score", "json_criteria": "judge_criteria", "criterion_logits": "criterion_yes_no"}
 METHODS = {"evolm": evolm.stages, "verifiable": verifiable.stages, "sft": lambda cfg: []}
+
+CHECKED_QUESTIONS = 64  # of the longest ones, whose rubric prompts are made at the start
 
 
 @dataclasses.dataclass
@@ -229,6 +232,8 @@ def _streams(cfg: Experiment, tokenizer: ChatTokenizer, console: RunConsole) -> 
         streams["warmup"] = SlotStream(PromptSet.of(records, cfg.warmup.data), cfg.warmup.seed, cfg.warmup.batch, "warmup")
     if cfg.schedule.mode == "sft":
         return streams, role
+    if cfg.schedule.mode == "evolm" and cfg.schedule.order == "generator_first" and cfg.generator.mode == "single":
+        console.note("note: generator_first with generator.mode=single: training the policy changes the generator's weights too")
 
     def count(question: str) -> int:
         messages = [{"role": "user", "content": question}]
@@ -263,16 +268,23 @@ def _inputs(context: Context) -> dict[str, Input]:
 
 
 def _check_lengths(context: Context) -> None:
-    """The longest question allowed must fit its rubric prompt too: into the sampler and, with a rubric, into a packed row."""
+    """The longest question allowed must fit its rubric prompt too: into the sampler and, with a rubric, into a packed row.
+
+    A template may hold the question more than once, so the prompts of the longest questions are made as well.
+    """
     cfg = context.cfg
     if cfg.schedule.mode != "evolm" or context.writer is not None:
         return
     # What the rubric prompt adds to a question; the answer prompt's own frame is within data.max_prompt_tokens.
     added = len(context.rubric_prompt("", training=True)) - len(context.answer_prompt(""))
-    longest = cfg.data.max_prompt_tokens + max(added, 0)
+    longest, what = cfg.data.max_prompt_tokens + max(added, 0), f"data.max_prompt_tokens = {cfg.data.max_prompt_tokens}"
+    records = context.streams["rubric"].prompts.records
+    for record in heapq.nlargest(CHECKED_QUESTIONS, records, key=lambda r: len(r["prompt"])):
+        if (length := len(context.rubric_prompt(record["prompt"], training=True))) > longest:
+            longest, what = length, f"the prompt {record['id']!r}"
     if longest > cfg.sampler.max_prompt:
         raise UserError(
-            f"a question of data.max_prompt_tokens = {cfg.data.max_prompt_tokens} makes a rubric prompt of {longest} tokens",
+            f"a question of {what} makes a rubric prompt of {longest} tokens",
             where="sampler.max_prompt", expected=f"at least {longest}, or a smaller data.max_prompt_tokens",
         )  # fmt: skip
     if (row := longest + cfg.rubric_sampling.max_new_tokens) > cfg.update.pack_length:

@@ -16,6 +16,8 @@ Where the released code differs, the paper is followed; each difference has a sw
   compat.pack_mean=true                     loss averaged within a packed row, then over rows
   compat.failed_to_mean=true                a failed verdict takes the mean of its group
   compat.top_p=0.95                         truncated sampling while the loss uses the whole vocabulary
+  pairs.temporal=1 pairs.inferred=1 pairs.conditioned=1   its default mixture of three signals
+  generator.mode=two                        the rubric phase leaves the policy's weights alone
   rubric.reward=binary rubric.alpha=1.0 rubric.prompt=rubric_long   the defaults of the released launch files
 """
 

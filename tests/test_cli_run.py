@@ -210,8 +210,11 @@ def test_values_that_cannot_work(override: str, keys: tuple[str, ...], refused, 
     refused(f"--config.{override}", names=keys)
 
 
-def test_a_rubric_prompt_that_does_not_fit(refused) -> None:
+def test_a_rubric_prompt_that_does_not_fit(refused, tmp_path: pathlib.Path) -> None:
     refused("--config.rubric.prompt=rubric_long", names=("sampler.max_prompt",))
+    template = tmp_path / "again.txt"
+    template.write_text("[user]\n" + "{{question|line}}\n" * 12, encoding="utf-8")
+    refused(f"--config.rubric.prompt={template}", names=("sampler.max_prompt", "the prompt 'tiny"))
 
 
 def test_a_missing_verifier(refused) -> None:

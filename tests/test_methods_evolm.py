@@ -308,6 +308,15 @@ def test_equal_answers_make_no_pair(system: System, monkeypatch: pytest.MonkeyPa
     assert batch.rollouts == [] and batch.metrics["pairs/identical_answers"] == 12
 
 
+def test_an_empty_answer_is_not_the_better_one_of_a_pair(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one of a thinking policy whose reasoning never ended."""
+    make_batch(system, "policy", 0, 0)
+    answers = iter(["worse", " "] * 100)  # the stored answer's text is asked for first
+    monkeypatch.setattr(system.context, "text", lambda tokens, role="policy": next(answers) if role == "policy" else "")
+    batch = make_batch(system, "rubric", 1, 1)
+    assert batch.rollouts == [] and batch.metrics["pairs/accepted_empty"] == 12
+
+
 def test_the_question_is_rendered_alike_for_training_and_for_use(system: System) -> None:
     context = system.context
     assert context.rubric_prompt("write 3 words", training=True) == context.rubric_prompt("write 3 words")

@@ -157,6 +157,9 @@ def _finish(ctx: Context, d: _Draft, guards: dict[str, int]) -> Pair | None:
         assert d.rejected is not None
         rejected_ids, rejected = d.rejected.tokens, ctx.text(d.rejected.tokens)
     accepted = ctx.text(d.accepted.tokens)
+    if not accepted.strip():  # reasoning that never ended, or nothing at all: no answer to prefer
+        _count(guards, "accepted_empty")
+        return None
     if _same(accepted, rejected):  # no rubric can tell them apart
         _count(guards, "identical_answers")
         return None
