@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from coevo_jax.mesh import DECODE_RULES, param_shardings
 from coevo_jax.models.forward import param_shapes
 from coevo_jax.models.spec import ModelSpec
-from coevo_jax.sampler import decode, kv
+from coevo_jax.sampler import decode, kv, prefill
 from coevo_jax.sampler import state as st
 from coevo_jax.sampler.engine import Engine
 
@@ -71,3 +71,15 @@ def decode_program(engine: Engine, dtype: Any = jnp.bfloat16) -> Program:
         _store(engine) if cfg.share_decode else None, None, number, number,
     )  # fmt: skip
     return Program(function, args, (1,), (shardings, None))
+
+
+def prefill_program(engine: Engine, variant: prefill.Variant, dtype: Any = jnp.bfloat16) -> Program:
+    """One packed prefill, as Engine.run_prefill asks for it: its rows are not dealt out, each host computes all of them."""
+    mesh = engine.mesh
+    assert mesh is not None
+    function = functools.partial(prefill.prefill, spec=engine.spec, variant=variant, dtype=dtype, kv_dtype=engine.kv_dtype)
+    whole, (P, T) = NamedSharding(mesh, PartitionSpec()), variant.shape
+    tokens, blocks = (jax.ShapeDtypeStruct((P, n), jnp.int32, sharding=whole) for n in (T, T // prefill.BLOCK))
+    store = _store(engine) if variant.context else None
+    args = (weights(engine.spec, mesh, dtype), tokens, tokens, tokens, blocks, blocks, store)
+    return Program(function, args, (), engine._sharding(None, None, "tensor"))
