@@ -3,15 +3,15 @@
     python benchmarks/pod_sampler.py [--topology=v5e:4x4] [--layers=36] [--classes=3] [--tries=3] [--json]
 
 Nothing is run: the compiler's own account of each program (coevo_jax.aot) and arithmetic on published figures of the chips. The
-programs are the engine's: one dispatch of decode, and the largest packed prefill, going on from shared heads, for prompts of 2,048
-and completions of 16,384 tokens; tensor parallel over the 4 chips of a host, hosts data parallel. Needs the extra `tpu`.
+programs are the engine's: one dispatch of decode, and the largest packed prefill, which goes on from shared heads, for prompts of
+2,048 and completions of 16,384 tokens; tensor parallel over the 4 chips of a host, hosts data parallel. Needs the extra `tpu`.
 
 Slots: what the weights (decode's copy by layers and prefill's stacked one), the store of shared heads, one prefill's results and
-RESERVE for temporaries leave free is cut into length classes; then each program must fit beside the rest. `rows` are those that run on average when the scheduler's
-rules are played on a stated distribution of lengths under a queue that never empties; a pager that wastes nothing would run
-`ideal` of them. Roofline of a step: bytes of the weights, of the tiles filled and of the staging window over the published
-bandwidth, or the products over the published peak, whichever is longer; logits, the draw and the flush are left out, and
-collectives are given apart.
+RESERVE for temporaries leave free is cut into length classes; then each program must fit beside the rest. `rows` are those that
+run on average when the scheduler's rules are played on a stated distribution of lengths under a queue that never empties; a pager
+that wastes nothing would run `ideal` of them. Roofline of a step: bytes of the weights, of the tiles filled and of the staging
+window over the published bandwidth, or the products over the published peak, whichever is longer; logits, the draw and the flush
+are left out, and collectives are given apart. A figure that was compiled before is taken from --cache.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import pathlib
 import re
 import sys
@@ -75,14 +76,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def device_bytes(tree: Any) -> int:
     """Bytes on one device of arrays known by shape and sharding."""
     leaves = jax.tree.leaves(tree)
-    return sum(int(x.dtype.itemsize) * _count(x.sharding.shard_shape(x.shape)) for x in leaves)
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    out = 1
-    for n in shape:
-        out *= n
-    return out
+    return sum(int(x.dtype.itemsize) * math.prod(x.sharding.shard_shape(x.shape)) for x in leaves)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +111,7 @@ def engine_for(spec: ModelSpec, mesh: Any, classes: Classes, prefill_tokens: int
 def compiled(program: ahead.Program, mesh: Any, args: argparse.Namespace, what: str) -> dict[str, Any]:
     """aot.figures of a program, and what became of each try."""
     out: dict[str, Any] = {"program": what, "tries": 0, "errors": []}
-    start = time.perf_counter()
+    start, before = time.perf_counter(), _written(args.cache)
     for _ in range(args.tries):
         out["tries"] += 1
         try:
@@ -129,14 +123,19 @@ def compiled(program: ahead.Program, mesh: Any, args: argparse.Namespace, what: 
             continue
         out |= found
         break
-    out["seconds"] = time.perf_counter() - start
+    out |= {"seconds": time.perf_counter() - start, "cached": "memory" in out and _written(args.cache) == before}
     return out
+
+
+def _written(cache: pathlib.Path) -> int:
+    return cache.stat().st_mtime_ns if cache.exists() else 0
 
 
 def traffic(found: dict[str, Any]) -> dict[str, Any]:
     """Collectives by kind as (count, bytes): those in loops, of a step of decode or a call of prefill, and those that cross hosts
     anywhere (or might: their groups are not known)."""
-    inside, crossing = {}, {}
+    inside: dict[str, tuple[int, int]] = {}
+    crossing: dict[str, tuple[int, int]] = {}
     for c in found["collectives"]:
         for where, counts in ((inside, c["loops"]["bodies"]), (crossing, c["crosses_hosts"] is not False)):
             if counts:
@@ -170,7 +169,7 @@ def prefill(args: argparse.Namespace, mesh: Any, spec: ModelSpec, classes: Class
     if "memory" in found:
         beside = device_bytes(ahead.split_weights(spec, mesh)["layers"]) + state_bytes(engine) + buffer_bytes(args, spec)
         found |= {"traffic": traffic(found), **fits(found, beside, _chip(mesh))}
-    return found | {"tokens": _count(variant.shape), "roofline": prefill_roofline(variant, mesh)}
+    return found | {"tokens": math.prod(variant.shape), "roofline": prefill_roofline(variant, mesh)}
 
 
 def decode(args: argparse.Namespace, mesh: Any, spec: ModelSpec, classes: Classes) -> dict[str, Any]:
@@ -203,7 +202,7 @@ def fits(found: dict[str, Any], beside: int, chip: aot.Chip) -> dict[str, Any]:
 def prefill_roofline(variant: Variant, mesh: Any) -> dict[str, float]:
     """Of the model at full depth, were each host to compute all rows: the slice then prefills no faster than one host."""
     chip, spec, sizes = _chip(mesh), QWEN3_8B, Sizes.of(mesh, QWEN3_8B)
-    tokens = _count(variant.shape)
+    tokens = math.prod(variant.shape)
     seen = (min(-(-(variant.longest - 1) // BLOCK), variant.shape[1] // BLOCK - 1) + 1) * BLOCK + variant.context
     products = 2 * tokens * (product_parameters(spec) - spec.vocab_size * spec.hidden_size)
     attention = 4 * tokens * seen * spec.heads * spec.head_dim * spec.layers
@@ -238,22 +237,21 @@ def slots(args: argparse.Namespace, mesh: Any, sizes: Sizes, lengths: Lengths) -
         found = fitted(lengths, positions, count)
         if found is not None:
             classes, use = found
-            row = {"classes": classes, "slots": use.slots, "rows": use.rows, "waiting": use.full, "ratio": out["ideal"] / use.rows}
-            out["by_classes"].append(row)
+            out["by_classes"].append(
+                {"classes": classes, "slots": use.slots, "rows": use.rows, "waiting": use.full, "ratio": out["ideal"] / use.rows}
+            )
     return out
 
 
 def fitted(lengths: Lengths, positions: int, count: int) -> tuple[Classes, Use] | None:
     """Classes whose windows fit too (one of STEPS positions a slot, and a second one while it is written)."""
-    left, found = positions, None
-    for _ in range(2):
-        found = best_classes(lengths, LONGEST, left, count, STEPS, LAG)
-        if found is None:
-            return None
-        left = positions - 2 * STEPS * found[1].slots
+    first = best_classes(lengths, LONGEST, positions, count, STEPS, LAG)
+    found = first and best_classes(lengths, LONGEST, positions - 2 * STEPS * first[1].slots, count, STEPS, LAG)
+    if found is None:
+        return None
     ((n, shortest), *rest), use = found
-    even = max(1, n - use.slots % TENSOR)  # logits are dealt out by rows where those divide
-    classes = ((even, shortest), *rest)
+    odd = use.slots % TENSOR if rest else 0  # logits are dealt out by rows, where those divide
+    classes = ((max(1, n - odd), shortest), *rest)
     return classes, use_of(classes, lengths, STEPS, LAG)
 
 
@@ -295,21 +293,21 @@ def show(out: dict[str, Any]) -> None:
             say(f"  {p['program']}: NOT COMPILED{failed}")
             continue
         m, t = p["memory"], p["traffic"]
-        say(f"  {p['program']}: {p['seconds']:.0f} s{failed}")
+        took = "compiled before" if p["cached"] else f"{p['seconds']:.0f} s"
+        say(f"  {p['program']}: {took}{failed}")
         say(f"    GiB a device: arguments {gib(m['arguments'])}, results {gib(m['outputs'])} of them in place {gib(m['alias'])}, "
             f"temporaries {gib(m['temporaries'])}, peak {gib(m['peak'])}; with what lies beside ({gib(p['beside'])}): "
             f"{gib(p['total'])} of {gib(out['hbm_program'])}, {'fits' if p['fits'] else 'DOES NOT FIT'}")  # fmt: skip
-        kinds = ", ".join(f"{kind} {count} of {size / MIB:.1f} MiB in all" for kind, (count, size) in t["kinds"].items())
-        crossing = ", ".join(f"{kind} {count} of {size / MIB:.1f} MiB in all" for kind, (count, size) in t["crossing"].items())
-        say(f"    collectives in loops: {kinds or 'none'}; across hosts: {crossing or 'none'}")
+        say(f"    collectives in loops: {_kinds(t['kinds'])}; across hosts: {_kinds(t['crossing'])}")
         if "in_place" in p:
-            say(f"    state {'donated in place' if p['in_place'] else 'COPIED'}; moves of the cache in the loop: "
-                f"{p['largest']['of_cache']}; largest copy in it that stays in HBM: {_top(p['largest']['hbm'])}; into fast memory: "
-                f"{_top(p['largest']['vmem'])}")  # fmt: skip
+            top = p["largest"]
+            say(f"    state {'donated in place' if p['in_place'] else 'COPIED'}; moves of the cache in the loop: {top['of_cache']}; "
+                f"largest copy in it that stays in HBM: {_top(top['hbm'])}; into fast memory: {_top(top['vmem'])}")  # fmt: skip
     r, s = out["roofline"], out["slots"]
-    say(f"  roofline of a step: weights {gib(r['weights_bytes'])} + cache {gib(r['cache_bytes'])} + window {gib(r['window_bytes'])} "
-        f"GiB a device = {r['bytes_ms']:.2f} ms; products {r['flops_ms']:.2f} ms; at most {r['tokens_per_second_host']:.0f} "
-        f"tokens/s a host, {r['tokens_per_second_slice']:.0f} a slice; collectives over one link {r.get('ici_ms', 0):.2f} ms")  # fmt: skip
+    say(f"  roofline of a step: weights {gib(r['weights_bytes'])} + cache {gib(r['cache_bytes'])} + window "
+        f"{gib(r['window_bytes'])} GiB a device = {r['bytes_ms']:.2f} ms; products {r['flops_ms']:.2f} ms; at most "
+        f"{r['tokens_per_second_host']:.0f} tokens/s a host, {r['tokens_per_second_slice']:.0f} a slice; collectives over one "
+        f"link {r.get('ici_ms', 0):.2f} ms")  # fmt: skip
     if "prefill" in out:
         x = out["prefill"]["roofline"]
         say(f"  roofline of {out['prefill']['program']}: products {x['flops_ms']:.0f} ms, weights {x['bytes_ms']:.1f} ms; "
@@ -319,6 +317,10 @@ def show(out: dict[str, Any]) -> None:
         named = " + ".join(f"{n} x {size}" for n, size in row["classes"])
         say(f"    {named}: {row['slots']} slots, {row['rows']:.1f} rows run, {row['waiting']:.1f} wait; "
             f"the pager is {row['ratio']:.2f} times better")  # fmt: skip
+
+
+def _kinds(kinds: dict[str, tuple[int, int]]) -> str:
+    return ", ".join(f"{kind} {n} of {size / MIB:.1f} MiB in all" for kind, (n, size) in kinds.items()) or "none"
 
 
 def _top(copy: dict[str, Any] | None) -> str:

@@ -54,8 +54,9 @@ class Chip:
 
 
 _DOCS = "docs.cloud.google.com/tpu/docs/{} (HBM, peak, bandwidth); ici_link: jax-ml.github.io/scaling-book/tpus"
-# 'GB' of HBM on those pages are read as GiB: libtpu has 95.74 GiB for v5p, whose page says 95 GB. Uncertain: ici_link (Cloud's pages
-# give 400 GB/s a v5e chip and 4800 Gbit/s a v5p chip over all links: 50 and 100 GB/s a link), v5e's bandwidth (another page: 800 GiB/s).
+# 'GB' of HBM on those pages are read as GiB: libtpu has 95.74 GiB for v5p, whose page says 95 GB. Uncertain: ici_link (Cloud's
+# pages give 400 GB/s a v5e chip and 4800 Gbit/s a v5p chip over all links: 50 and 100 GB/s a link) and the bandwidth of v5e
+# (another of its pages says 800 GiB/s).
 CHIPS = {
     "v4": Chip("v4", 32 * GIB, int(30.75 * GIB), 275e12, 1228e9, 45e9, 4, 2, "megacore", _DOCS.format("v4")),
     "v5e": Chip("v5e", 16 * GIB, int(15.75 * GIB), 197e12, 819e9, 45e9, 4, 1, None, _DOCS.format("v5e")),
