@@ -200,7 +200,7 @@ def fits(found: dict[str, Any], beside: int, chip: aot.Chip) -> dict[str, Any]:
 
 
 def prefill_roofline(variant: Variant, mesh: Any) -> dict[str, float]:
-    """Of the model at full depth, were each host to compute all rows: the slice then prefills no faster than one host."""
+    """Of the model at full depth, Each host computes all rows, so the slice prefills no faster than one host."""
     chip, spec, sizes = _chip(mesh), QWEN3_8B, Sizes.of(mesh, QWEN3_8B)
     tokens = math.prod(variant.shape)
     seen = (min(-(-(variant.longest - 1) // BLOCK), variant.shape[1] // BLOCK - 1) + 1) * BLOCK + variant.context
@@ -301,7 +301,7 @@ def show(out: dict[str, Any]) -> None:
         say(f"    collectives in loops: {_kinds(t['kinds'])}; across hosts: {_kinds(t['crossing'])}")
         if "in_place" in p:
             top = p["largest"]
-            say(f"    state {'donated in place' if p['in_place'] else 'COPIED'}; moves of the cache in the loop: {top['of_cache']}; "
+            say(f"    state {'donated in place' if p['in_place'] else 'COPIED'}; cache moved in the loop: {top['of_cache']}; "
                 f"largest copy in it that stays in HBM: {_top(top['hbm'])}; into fast memory: {_top(top['vmem'])}")  # fmt: skip
     r, s = out["roofline"], out["slots"]
     say(f"  roofline of a step: weights {gib(r['weights_bytes'])} + cache {gib(r['cache_bytes'])} + window "

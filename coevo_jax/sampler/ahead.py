@@ -79,10 +79,12 @@ def decode_program(engine: Engine, dtype: Any = jnp.bfloat16) -> Program:
 
 
 def prefill_program(engine: Engine, variant: prefill.Variant, dtype: Any = jnp.bfloat16) -> Program:
-    """One packed prefill, as Engine.run_prefill asks for it: its rows are not dealt out, each host computes all of them."""
+    """One packed prefill, as Engine.run_prefill asks for it. The engine has a mesh."""
     mesh = engine.mesh
     assert mesh is not None
-    function = functools.partial(prefill.prefill, spec=engine.spec, variant=variant, dtype=dtype, kv_dtype=engine.kv_dtype)
+    function = functools.partial(
+        prefill.prefill, spec=engine.spec, variant=variant, dtype=dtype, kv_dtype=engine.kv_dtype, mesh=mesh
+    )
     whole, (P, T) = NamedSharding(mesh, PartitionSpec()), variant.shape
     tokens, blocks = (jax.ShapeDtypeStruct((P, n), jnp.int32, sharding=whole) for n in (T, T // prefill.BLOCK))
     heads = store(engine) if variant.context else None

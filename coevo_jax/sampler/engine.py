@@ -284,7 +284,7 @@ class Engine:
         start = time.perf_counter()
         store = store if packed.variant.context else None
         function = functools.partial(
-            prefill.prefill, spec=self.spec, variant=packed.variant, dtype=weights.dtype, kv_dtype=self.kv_dtype
+            prefill.prefill, spec=self.spec, variant=packed.variant, dtype=weights.dtype, kv_dtype=self.kv_dtype, mesh=self.mesh
         )
         args = (weights.stacked, *packed.arrays, store)
         key = ("prefill", packed.variant, weights.signature)

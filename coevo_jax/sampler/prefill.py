@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh, PartitionSpec
 
 from coevo_jax.models.forward import attention_inputs, attention_output, embed, layer_constants, mlp_block, rms_norm
 from coevo_jax.models.rope import rope_tables
@@ -167,8 +168,19 @@ def packed_forward(
     return rms_norm(x, params["final_norm"], spec.norm_eps), kv
 
 
-def prefill(*args: Any, spec: ModelSpec, variant: Variant, dtype: Any, kv_dtype: Any) -> KV:
-    """Keys and values of packed spans, stacked. No logits are made: a slot's first decode step feeds the prompt's last token."""
-    kv = packed_forward(*args, spec=spec, variant=variant, dtype=dtype, kv_dtype=kv_dtype)[1]
-    assert kv is not None
-    return kv
+def prefill(*args: Any, spec: ModelSpec, variant: Variant, dtype: Any, kv_dtype: Any, mesh: Mesh | None = None) -> KV:
+    """Keys and values of packed spans, stacked. No logits are made: a slot's first decode step feeds the prompt's last token.
+
+    With a mesh each group of devices that holds the whole model computes all rows, so that the slots of any of them can take
+    them: left to itself XLA deals the rows out and sums hidden states across hosts, twice a layer.
+    """
+
+    def run(*args: Any) -> KV:
+        kv = packed_forward(*args, spec=spec, variant=variant, dtype=dtype, kv_dtype=kv_dtype)[1]
+        assert kv is not None
+        return kv
+
+    if mesh is None:
+        return run(*args)
+    whole, axes = PartitionSpec(), {a for a in ("data", "fsdp") if a in mesh.shape}
+    return jax.shard_map(run, mesh=mesh, in_specs=whole, out_specs=whole, axis_names=axes, check_vma=False)(*args)
