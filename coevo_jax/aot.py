@@ -43,6 +43,7 @@ class Chip:
 
     name: str
     hbm_bytes: int
+    hbm_program: int  # what libtpu 0.0.42 lets a program use, as its error for a program that is too large says
     bf16_flops: float
     hbm_bandwidth: float
     ici_link: float
@@ -53,11 +54,14 @@ class Chip:
 
 
 _DOCS = "docs.cloud.google.com/tpu/docs/{} (HBM, peak, bandwidth); ici_link: jax-ml.github.io/scaling-book/tpus"
-CHIPS = {  # 'GB' of HBM on those pages are read as GiB for v4, v5e and v6e (powers of two) and as GB for v5p
-    "v4": Chip("v4", 32 * GIB, 275e12, 1228e9, 45e9, 4, 2, "megacore", _DOCS.format("v4")),
-    "v5e": Chip("v5e", 16 * GIB, 197e12, 819e9, 45e9, 4, 1, None, _DOCS.format("v5e")),
-    "v5p": Chip("v5p", 95 * 10**9, 459e12, 2765e9, 90e9, 4, 2, None, _DOCS.format("v5p")),
-    "v6e": Chip("v6e", 32 * GIB, 918e12, 1640e9, 90e9, 4, 1, None, _DOCS.format("v6e")),
+# 'GB' of HBM on those pages are read as GiB: libtpu has 95.74 GiB for v5p, whose page says 95 GB. Uncertain: ici_link (Cloud's
+# pages give 400 GB/s a v5e chip and 4800 Gbit/s a v5p chip over all links: 50 and 100 GB/s a link) and the bandwidth of v5e
+# (another of its pages says 800 GiB/s).
+CHIPS = {
+    "v4": Chip("v4", 32 * GIB, int(30.75 * GIB), 275e12, 1228e9, 45e9, 4, 2, "megacore", _DOCS.format("v4")),
+    "v5e": Chip("v5e", 16 * GIB, int(15.75 * GIB), 197e12, 819e9, 45e9, 4, 1, None, _DOCS.format("v5e")),
+    "v5p": Chip("v5p", 95 * GIB, int(95.74 * GIB), 459e12, 2765e9, 90e9, 4, 2, None, _DOCS.format("v5p")),
+    "v6e": Chip("v6e", 32 * GIB, int(31.25 * GIB), 918e12, 1640e9, 90e9, 4, 1, None, _DOCS.format("v6e")),
 }
 
 

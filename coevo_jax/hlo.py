@@ -138,7 +138,7 @@ def large_copies(text: str, at_least_bytes: int) -> list[Copy]:
         for i in module.computations[computation]:
             if i.opcode not in MOVES and not (i.opcode == "fusion" and _only_moves(module, i)):
                 continue
-            result = next(SHAPE.finditer(i.shape), None)  # of copy-start the target comes first
+            result = next(SHAPE.finditer(_result(i.shape)), None)
             if result and (size := _bytes(result[0])) >= at_least_bytes:
                 out.append(Copy(i.name, i.opcode, result[0], size, "S(1)" in (result[3] or ""), loops))
     return out
@@ -177,6 +177,11 @@ def _bytes(shape: str) -> int:
 def _bits(dtype: str) -> int:
     digits = re.search(r"\d+", dtype)
     return int(digits[0]) if digits else 8  # pred
+
+
+def _result(shape: str) -> str:
+    """From the result on: asynchronous operations print (target, source, context) for a copy, else ((operands), result, ...)."""
+    return shape[_balanced(shape, 1) :] if shape.startswith("((") else shape
 
 
 def _calls(i: Instruction) -> Iterator[tuple[str, str]]:

@@ -48,6 +48,7 @@ TEXT = """HloModule jit_f, is_scheduled=true, entry_computation_layout={(f32[8]{
   %kv = bf16[4,1024,128]{2,1,0} get-tuple-element(%q), index=1
   %kv.copy = bf16[4,1024,128]{1,2,0:T(8,128)(2,1)} copy(%kv)
   %start = (bf16[4,1024,128]{2,1,0:T(8,128)(2,1)S(1)}, bf16[4,1024,128]{2,1,0}, u32[]{:S(2)}) copy-start(%kv)
+  %part = ((bf16[4,1024,128]{2,1,0:T(8,128)(2,1)}), bf16[2,1024,128]{2,1,0:T(8,128)(2,1)S(1)}, s32[]{:S(2)}) slice-start(%kv), slice={[0:2], [0:1024], [0:128]}
   %small = bf16[8,8]{1,0} copy(%x)
   %f = bf16[1024,128]{1,0} fusion(%kv, %i), kind=kLoop, calls=%moves
   %c = bf16[1024,128]{1,0} fusion(%f), kind=kLoop, calls=%computes
@@ -123,9 +124,10 @@ def test_large_copies_inside_loops_alone():
     found = hlo.large_copies(TEXT, 1024 * 128 * 2)
     assert {(c.name, c.bytes, c.in_vmem) for c in found} == {
         ("kv.copy", 4 * 1024 * 128 * 2, False), ("start", 4 * 1024 * 128 * 2, True), ("f", 1024 * 128 * 2, False),
+        ("part", 2 * 1024 * 128 * 2, True),
     }  # fmt: skip
     assert all(c.loops.bodies == ("outer_body", "inner_body") for c in found)
-    assert [c.name for c in hlo.large_copies(TEXT, 1024 * 128 * 2 + 1)] == ["kv.copy", "start"]
+    assert [c.name for c in hlo.large_copies(TEXT, 1024 * 128 * 2 + 1)] == ["kv.copy", "start", "part"]
 
 
 def test_text_that_is_not_understood_is_refused():

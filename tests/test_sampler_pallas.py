@@ -13,6 +13,7 @@ from sampler_support import LLAMA, SPECS, assert_same_draws, engine_of, flat, ne
 from coevo_jax.errors import UserError
 from coevo_jax.sampler.flush import flush_kernel, flush_plain
 from coevo_jax.sampler.kv import KV, each, encode
+from coevo_jax.sampler.prefill import Span, pack
 from coevo_jax.sampler.state import places_of
 
 BASE = requests_of(prompts_of(6, seed=3), n=3)
@@ -96,3 +97,21 @@ def test_what_cannot_run_is_refused():
         new_engine(attention="pallas")
     with pytest.raises(UserError, match="slots at rest cost nothing"):
         new_engine(attention="pallas_interpret", narrow=(2,))
+
+
+def test_prefill_by_splash_on_a_mesh_equals_block_attention():
+    """Every data shard computes all rows; heads are cut over tensor."""
+    mesh = jax.make_mesh((2, 1, 2), ("data", "fsdp", "tensor"), devices=jax.devices()[:4])
+    spec = ONE_LAYER["mistral"]
+    ways = (("xla", None), ("pallas_interpret", mesh))
+    plain, splash = (new_engine(spec, attention=a, mesh=m, prefill_tokens=256) for a, m in ways)
+    spans = [Span(p) for p in prompts_of(5, seed=4)]
+    found = []
+    for engine in (plain, splash):
+        variant = next(v for v in engine.variants if not v.context and v.shape[1] >= 128)  # the smallest that splash can run
+        packed = pack(spans, variant)
+        weights = engine.prepare(params_of(spec))
+        out = engine.run_prefill(weights, packed, None)
+        found.append([out.values[:, r, :, at : at + len(s.tokens)] for s, (r, at) in zip(spans, packed.places)])
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +23,8 @@ from sampler_support import (
 
 from coevo_jax.errors import UserError
 from coevo_jax.sampler.kv import attend, bytes_per_token, encode, merge, quantize
+from coevo_jax.sampler.queue import Sample
+from coevo_jax.sampler.run import Run, Running
 
 PARAMS = params_of(LLAMA)
 BASE = requests_of(prompts_of(6, seed=3), n=3)
@@ -59,6 +62,20 @@ def test_a_row_that_outgrows_its_class_waits_for_room_and_loses_nothing():
         rows -= np.log(np.exp(rows).sum(1, keepdims=True))
         np.testing.assert_allclose(c.logprobs, rows[np.arange(12), c.tokens], atol=1e-5)
     assert 0 < engine.stats.moves <= 8
+
+
+def test_the_longest_full_row_moves_first(monkeypatch):
+    """Short rows must not take the slots that only longer ones need: on long queues nothing but the longest class would run."""
+    run = object.__new__(Run)
+    kinds = np.asarray([0, 0, 1, 1, 2])
+    run.engine = types.SimpleNamespace(
+        classes=((2, 16), (2, 32), (1, 64)), kinds=kinds, kind_of=lambda s: int(kinds[s]), stats=types.SimpleNamespace(moves=0)
+    )
+    run.cfg, moved = types.SimpleNamespace(slots=5), []
+    run.running = {slot: Running(Sample(slot, 0, 0), 0, 0, full=slot in (0, 3)) for slot in range(4)}
+    monkeypatch.setattr(Run, "_to", lambda self, slot, to, kinds: moved.append((slot, to, kinds)))
+    run._move_full()
+    assert moved == [(3, 4, (1, 2))]
 
 
 @pytest.mark.parametrize(

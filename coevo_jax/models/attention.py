@@ -81,13 +81,15 @@ def packed_attention(
     windows: tuple[int, ...] = (),
     mesh: Mesh | None = None,
     parents: jax.Array | None = None,
+    dealt: tuple[str, ...] = ("data", "fsdp"),
 ) -> jax.Array:
     """Causal attention [B,T,H,d] inside segments; `window` is this layer's (an array, 0 = full) or None.
 
     parents [B,T]: the segment that a token sees beside its own, 0 = none (models/prefix.py); for 'xla' alone.
 
     choice: 'xla', 'splash' (TPU kernel) or 'splash_interpret' (the same kernel in Python, for tests). Splash needs all `windows`
-    that a layer may have, since it compiles one kernel each, and with several devices the `mesh` of the arrays.
+    that a layer may have, since it compiles one kernel each, and with several devices the `mesh` of the arrays; its axes `dealt`
+    cut the rows (none inside a shard_map over them).
     """
     if choice == "xla":
         return _xla_attention(q, k, v, positions, segments, window, parents)
@@ -96,15 +98,17 @@ def packed_attention(
     if parents is not None:
         raise UserError("splash attention has no shared heads", where="update.attention", expected="xla, or share_prefix=false")
     kinds = sorted(set(windows)) if window is not None else [0]
-    kernels = [_splash(q.shape[1], q.shape[2], k.shape[2], kind, choice == "splash_interpret", mesh) for kind in kinds]
+    kernels = [_splash(q.shape[1], q.shape[2], k.shape[2], kind, choice == "splash_interpret", mesh, dealt) for kind in kinds]
     operands = q * q.shape[3] ** -0.5, k, v, segments
     if len(kernels) == 1:
         return kernels[0](*operands)
     return jax.lax.switch(jnp.searchsorted(jnp.asarray(kinds), window), kernels, *operands)
 
 
-def _splash(T: int, H: int, K: int, window: int, interpret: bool, mesh: Mesh | None) -> Callable[..., jax.Array]:
-    """Pallas splash attention of (scaled q, k, v, segments) for one window; a mesh cuts rows (data, fsdp) and heads (tensor)."""
+def _splash(
+    T: int, H: int, K: int, window: int, interpret: bool, mesh: Mesh | None, dealt: tuple[str, ...]
+) -> Callable[..., jax.Array]:
+    """Pallas splash attention of (scaled q, k, v, segments) for one window; a mesh cuts rows (dealt) and heads (tensor)."""
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
     if T % 128:
@@ -128,6 +132,9 @@ def _splash(T: int, H: int, K: int, window: int, interpret: bool, mesh: Mesh | N
 
     if mesh is None:
         return run
-    heads = P(("data", "fsdp"), None, "tensor" if tensor > 1 else None, None)
+    heads = P(dealt or None, None, "tensor" if tensor > 1 else None, None)
+    specs: dict[str, Any] = {"in_specs": (heads, heads, heads, P(dealt or None)), "out_specs": heads}
     # the kernel is opaque to the partitioner and has no rule for which axes its outputs vary over
-    return jax.shard_map(run, mesh=mesh, in_specs=(heads, heads, heads, P(("data", "fsdp"))), out_specs=heads, check_vma=False)
+    if not dealt:  # the rows are those of one device already, in a shard_map that knows the mesh
+        return jax.shard_map(run, **specs, axis_names={"tensor"}, check_vma=False)
+    return jax.shard_map(run, mesh=mesh, **specs, check_vma=False)

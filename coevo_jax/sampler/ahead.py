@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from coevo_jax.mesh import DECODE_RULES, param_shardings
 from coevo_jax.models.forward import param_shapes
 from coevo_jax.models.spec import ModelSpec
-from coevo_jax.sampler import decode, kv
+from coevo_jax.sampler import decode, kv, prefill
 from coevo_jax.sampler import state as st
 from coevo_jax.sampler.engine import Engine
 
@@ -51,10 +51,17 @@ def split_weights(spec: ModelSpec, mesh: Mesh, dtype: Any = jnp.bfloat16) -> dic
     return {**stacked, "layers": tuple(jax.tree.map(layer, stacked["layers"]) for _ in range(spec.layers))}
 
 
-def _store(engine: Engine) -> Any:
+def store(engine: Engine) -> Any:
+    """The store of shared heads."""
     make = functools.partial(kv.empty, (engine.spec.layers, engine.cfg.heads), engine.spec, engine.head_width, engine.kv_dtype)
     sharding = engine._sharding(None, None, "tensor")
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), jax.eval_shape(make))
+
+
+def state(engine: Engine) -> Any:
+    """Keys and values of every slot, and what they are doing."""
+    make = functools.partial(st.new_state, engine.spec, engine.classes, engine.cfg.max_new, engine.kv_dtype)
+    return _shaped(jax.eval_shape(make), engine._state_sharding())
 
 
 def decode_program(engine: Engine, dtype: Any = jnp.bfloat16) -> Program:
@@ -63,11 +70,23 @@ def decode_program(engine: Engine, dtype: Any = jnp.bfloat16) -> Program:
     assert mesh is not None
     plan = engine.plan(engine.reaches[-1], cfg.share_decode, False, False, False)
     function = functools.partial(decode.decode, spec=engine.spec, stop_ids=engine.stop_ids, plan=plan, dtype=dtype, mesh=mesh)
-    shardings = engine._state_sharding()
-    make = functools.partial(st.new_state, engine.spec, engine.classes, cfg.max_new, engine.kv_dtype)
     number = jax.ShapeDtypeStruct((), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec()))
     args = (
-        split_weights(engine.spec, mesh, dtype), _shaped(jax.eval_shape(make), shardings),
-        _store(engine) if cfg.share_decode else None, None, number, number,
+        split_weights(engine.spec, mesh, dtype), state(engine),
+        store(engine) if cfg.share_decode else None, None, number, number,
     )  # fmt: skip
-    return Program(function, args, (1,), (shardings, None))
+    return Program(function, args, (1,), (engine._state_sharding(), None))
+
+
+def prefill_program(engine: Engine, variant: prefill.Variant, dtype: Any = jnp.bfloat16) -> Program:
+    """One packed prefill, as Engine.run_prefill asks for it. The engine has a mesh."""
+    mesh = engine.mesh
+    assert mesh is not None
+    function = functools.partial(
+        prefill.prefill, spec=engine.spec, variant=variant, dtype=dtype, kv_dtype=engine.kv_dtype, mesh=mesh
+    )
+    whole, (P, T) = NamedSharding(mesh, PartitionSpec()), variant.shape
+    tokens, blocks = (jax.ShapeDtypeStruct((P, n), jnp.int32, sharding=whole) for n in (T, T // prefill.BLOCK))
+    heads = store(engine) if variant.context else None
+    args = (weights(engine.spec, mesh, dtype), tokens, tokens, tokens, blocks, blocks, heads)
+    return Program(function, args, (), engine._sharding(None, None, "tensor"))

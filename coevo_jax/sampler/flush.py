@@ -18,7 +18,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from coevo_jax.sampler.kernel import LANES
+from coevo_jax.sampler.kernel import LANES, in_hbm
 from coevo_jax.sampler.kv import KV
 
 TILE_BUDGET = 8 * 2**20  # bytes of VMEM for tiles in and out, each twice
@@ -80,7 +80,7 @@ def flush_kernel(kv: KV, window: KV, start_R: jax.Array, count_R: jax.Array, *, 
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary")),
         interpret=interpret,
         name="flush_window",
-    )(start_R, count_R, *new, *cache)
+    )(start_R, count_R, *new, *in_hbm(interpret, *cache))
     return KV(out[0], swap(out[1]), *out[2:])
 
 

@@ -137,6 +137,7 @@ def _attend(
     ]
     if scales is not None:  # all heads at once: a block of fewer sublanes than the array has would not be legal
         in_specs += [tiles((1, K, block), lambda g, n, _, source, tile, *__: (source[n], 0, tile[n]))] * 2
+    cache = in_hbm(interpret, keys, values.swapaxes(2, 3) if flipped else values, *(scales or ()))
     out, stat = pl.pallas_call(
         functools.partial(
             _kernel, heads=heads, block=block, ragged=S % block != 0, quantised=scales is not None, flipped=flipped
@@ -148,9 +149,14 @@ def _attend(
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         interpret=interpret,
         name="decode_attention",
-    )(row, source, tile, first, length, grouped, keys, values.swapaxes(2, 3) if flipped else values, *(scales or ()))
+    )(row, source, tile, first, length, grouped, *cache)
     flat = lambda x: x[:, :, :G].reshape(B, H, *x.shape[3:])  # noqa: E731
     return flat(out), flat(stat[..., 0]), flat(stat[..., 1])
+
+
+def in_hbm(interpret: bool, *cache: jax.Array) -> tuple[jax.Array, ...]:
+    """Operands of a kernel that stay where they are: XLA moves a cache that fits into VMEM there whole, ahead of every step."""
+    return cache if interpret else tuple(pltpu.with_memory_space_constraint(x, pltpu.HBM) for x in cache)
 
 
 def schedule(first: jax.Array, length: jax.Array, rows: jax.Array | None, block: int, tiles: int) -> tuple[jax.Array, ...]:

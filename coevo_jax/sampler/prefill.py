@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from coevo_jax.models.attention import packed_attention
 from coevo_jax.models.forward import attention_inputs, attention_output, embed, layer_constants, mlp_block, rms_norm
@@ -159,8 +159,12 @@ def packed_forward(
     dtype: Any,
     kv_dtype: Any = None,
     mesh: Mesh | None = None,
+    dealt: tuple[str, ...] = ("data", "fsdp"),
 ) -> tuple[jax.Array, KV | None]:
-    """Final hidden states [P,T,D] and, where kv_dtype is given, the tokens' keys and values (stacked [L,P,...])."""
+    """Final hidden states [P,T,D] and, where kv_dtype is given, the tokens' keys and values (stacked [L,P,...]).
+
+    dealt: mesh axes over which rows are dealt out; () where the caller has made one device's rows of them already.
+    """
     x = embed(params, tokens_PxT, dtype)
     cos, sin = rope_tables(spec, positions_PxT)
 
@@ -173,7 +177,7 @@ def packed_forward(
             attended = block_attention(q, k, v, positions_PxT, segments_PxT, variant.longest, context, window)
         else:
             attended = packed_attention(
-                q, k, v, positions_PxT, segments_PxT, window, variant.attention, windows=spec.windows, mesh=mesh
+                q, k, v, positions_PxT, segments_PxT, window, variant.attention, windows=spec.windows, mesh=mesh, dealt=dealt
             )
         x = mlp_block(layer, spec, attention_output(layer, spec, x, attended))
         return x, None if kv_dtype is None else encode(k, v, kv_dtype)
@@ -184,7 +188,18 @@ def packed_forward(
 
 
 def prefill(*args: Any, spec: ModelSpec, variant: Variant, dtype: Any, kv_dtype: Any, mesh: Mesh | None = None) -> KV:
-    """Keys and values of packed spans, stacked. No logits are made: a slot's first decode step feeds the prompt's last token."""
-    kv = packed_forward(*args, spec=spec, variant=variant, dtype=dtype, kv_dtype=kv_dtype, mesh=mesh)[1]
-    assert kv is not None
-    return kv
+    """Keys and values of packed spans, stacked. No logits are made: a slot's first decode step feeds the prompt's last token.
+
+    With a mesh each group of devices that holds the whole model computes all rows, so that the slots of any of them can take
+    them: left to itself XLA deals the rows out and sums hidden states across hosts, twice a layer.
+    """
+
+    def run(*args: Any) -> KV:
+        kv = packed_forward(*args, spec=spec, variant=variant, dtype=dtype, kv_dtype=kv_dtype, mesh=mesh, dealt=())[1]
+        assert kv is not None
+        return kv
+
+    if mesh is None:
+        return run(*args)
+    whole, axes = PartitionSpec(), {a for a in ("data", "fsdp") if a in mesh.shape}
+    return jax.shard_map(run, mesh=mesh, in_specs=whole, out_specs=whole, axis_names=axes, check_vma=False)(*args)

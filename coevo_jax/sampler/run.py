@@ -211,8 +211,9 @@ class Run:
         queue.given([sample for _, sample in placed])
 
     def _move_full(self) -> None:
-        """Rows that filled their class go on in a larger one, in order of slots, as far as there is room."""
-        full = sorted(s for s, r in self.running.items() if r.full)
+        """Rows that filled their class go on in a larger one, as far as there is room: those of the longest class first, or short
+        rows take up the long slots while the rows that need them hold the short ones."""
+        full = sorted((s for s, r in self.running.items() if r.full), key=lambda s: (-self.engine.kind_of(s), s))
         free = self._free() if full else []
         for slot in full:
             kind = self.engine.kind_of(slot)
