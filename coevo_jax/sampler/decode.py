@@ -55,7 +55,7 @@ class Plan:
     narrow: int = 0  # only the first so many slots are computed (0 = all); for one class
     attention: str = "xla"  # or pallas: the cache is read by a kernel, over filled tiles whatever the reach (window.py)
     window: int = 0  # pallas: most steps of a dispatch
-    cpu: bool = False
+    cpu: bool = False  # compiled for a CPU (_logits)
 
     @property
     def capacity(self) -> np.ndarray:
@@ -148,8 +148,7 @@ def token_logits(
 
 
 def _logits(params: dict[str, Any], spec: ModelSpec, hidden_BxD: jax.Array, cpu: bool) -> jax.Array:
-    """Logits [B,V]. On the CPU tied embeddings stand on the left: as a transposed right side they take Eigen three times as long
-    (64 rows of SmolLM2: 146 ms against 43)."""
+    """Logits [B,V]. On the CPU tied embeddings stand on the left: as a transposed right side Eigen is far slower with them."""
     if not (cpu and spec.tied) or isinstance(params["embed"], Int8Weight):
         return unembed(params, spec, hidden_BxD)
     logits = jnp.einsum("VD,BD->VB", params["embed"].astype(hidden_BxD.dtype), hidden_BxD, preferred_element_type=jnp.float32)

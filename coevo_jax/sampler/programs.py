@@ -73,8 +73,8 @@ class Programs:
 
 @functools.cache
 def cpu_options() -> dict[str, Any]:
-    """Compiler options of the sampler on a CPU: sums by YNNPACK, but matrix products by Eigen, which is faster for few rows (the
-    products of 64 rows of SmolLM2: 167 ms of CPU time for 209 with jax 0.10.2's default). None where XLA doesn't know the option.
+    """Compiler options of the sampler on a CPU: sums by YNNPACK, as jax 0.10.2 has it, but matrix products by Eigen, which is
+    faster for few rows. None where XLA doesn't know the option.
     """
     if jax.default_backend() != "cpu":
         return {}
