@@ -106,14 +106,16 @@ def kv_bytes(engine: Engine) -> int:
 
 
 def activation_bytes(spec: ModelSpec, cfg: Experiment) -> int:
-    """What the forward pass keeps for the gradient, and a chunk of logits, all in float32: the residual stream of every layer;
-    inner values of all layers, or of the one in work under full remat; attention's scores of all layers without remat."""
-    tokens = cfg.update.rows_per_micro * cfg.update.pack_length
-    layer = tokens * (4 * spec.hidden_size + 3 * spec.mlp_size + (spec.heads + 2 * spec.kv_heads) * spec.head_dim)
-    scores = tokens * cfg.update.pack_length * spec.heads if cfg.update.attention == "xla" else 0
-    logits = cfg.update.rows_per_micro * cfg.update.logprob_chunk * spec.vocab_size
-    inner, maps = (spec.layers if kept else 2 for kept in (cfg.update.remat != "full", cfg.update.remat == "none"))
-    return 4 * (tokens * spec.hidden_size * spec.layers + inner * layer + maps * scores + 2 * logits)
+    """What the forward pass keeps for the gradient, and a chunk of logits, all in float32: the residual stream and, with 'dots',
+    the products of every layer; all else of the one in work (and the one before it), or of all layers without remat."""
+    u, D, F = cfg.update, spec.hidden_size, spec.mlp_size
+    tokens = u.rows_per_micro * u.pack_length
+    products = tokens * (2 * D + 2 * F + (spec.heads + 2 * spec.kv_heads) * spec.head_dim)
+    scores = tokens * u.pack_length * spec.heads if u.attention == "xla" else 0
+    others = tokens * (2 * D + 4 * F + (2 * spec.heads + spec.kv_heads) * spec.head_dim) + scores
+    logits = u.rows_per_micro * u.logprob_chunk * spec.vocab_size
+    kept, inner = (spec.layers if yes else 2 for yes in (u.remat != "full", u.remat == "none"))
+    return 4 * (tokens * D * spec.layers + kept * products + inner * others + 2 * logits)
 
 
 def _bytes(tree: Any) -> int:

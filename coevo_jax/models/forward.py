@@ -165,15 +165,13 @@ def forward(
     """Final normalised hidden states [B,T,D]. Rows may be packed: attention stays inside equal segment ids, 0 is padding;
     parent_ids names a further segment that a token sees (a shared head, models/prefix.py).
 
-    remat: 'none', 'dots' (matrix products are kept, attention's scores made again) or 'full' (only layers' inputs are kept).
+    remat: 'none', 'dots' (products with weights are kept, all else, attention too, made again) or 'full' (only layers' inputs are kept).
     attention: 'xla' or 'splash', which needs the mesh, where there is one. dtype: of the computation.
     """
     x = embed(params, tokens_BxT, dtype)
     cos, sin = rope_tables(spec, positions_BxT)
 
     attend: Callable[..., jax.Array] = functools.partial(packed_attention, choice=attention, windows=spec.windows, mesh=mesh)
-    if remat == "dots":  # the scores are the largest values and the cheapest to make again
-        attend = jax.checkpoint(attend, prevent_cse=False)
 
     def block(x: jax.Array, scanned: tuple[Params, dict[str, jax.Array]]) -> tuple[jax.Array, None]:
         layer, constants = scanned
@@ -183,7 +181,8 @@ def forward(
         x = attention_output(layer, spec, x, attended)
         return mlp_block(layer, spec, x), None
 
-    if remat == "full":
-        block = jax.checkpoint(block, prevent_cse=False)
+    if remat != "none":
+        kept = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if remat == "dots" else None
+        block = jax.checkpoint(block, prevent_cse=False, policy=kept)
     x, _ = lax.scan(block, x, (params["layers"], layer_constants(spec)))
     return rms_norm(x, params["final_norm"], spec.norm_eps)
