@@ -165,7 +165,7 @@ def forward(
     """Final normalised hidden states [B,T,D]. Rows may be packed: attention stays inside equal segment ids, 0 is padding;
     parent_ids names a further segment that a token sees (a shared head, models/prefix.py).
 
-    remat: 'none', 'dots' (products with weights are kept, attention and the rest made again) or 'full' (only layers' inputs are kept).
+    remat: 'none', 'dots' (products with weights are kept, the rest made again) or 'full' (only layers' inputs are kept).
     attention: 'xla' or 'splash', which needs the mesh, where there is one. dtype: of the computation.
     """
     x = embed(params, tokens_BxT, dtype)
