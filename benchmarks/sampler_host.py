@@ -101,9 +101,7 @@ def decode_rows(rows: Any, steps: jax.Array, leave_at: jax.Array, capacity: Any)
 def decode_stand_in(
     weights: Any, state: Any, store: Any, mask: Any, steps: jax.Array, leave_at: jax.Array, *, plan: Plan
 ) -> tuple[Any, Report]:
-    some = jax.tree.map(lambda x: x[: plan.narrow or None], state.rows)
-    some, done, used = decode_rows(some, steps, leave_at, plan.capacity)
-    rows = jax.tree.map(lambda x, part: x.at[: part.shape[0]].set(part), state.rows, some)
+    rows, done, used = decode_rows(state.rows, steps, leave_at, plan.capacity)
     copies = {name: jnp.copy(getattr(rows, name)) for name in ("active", "finish", "drawn", "length", "last")}
     return dataclasses.replace(state, rows=rows), Report(**copies, steps=done, row_steps=used)
 

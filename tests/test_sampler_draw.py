@@ -19,6 +19,7 @@ from sampler_support import (
 )  # fmt: skip
 
 from coevo_jax.errors import UserError
+from coevo_jax.sampler import draw as draw_module
 from coevo_jax.sampler.draw import chunk_width, draw, forbid, truncate
 from coevo_jax.sampler.keys import row_key, token_uniforms
 
@@ -47,6 +48,24 @@ def test_draws_follow_the_distribution(vocab, temperature):
     np.testing.assert_allclose(out.logprob, np.log(expected[np.asarray(out.token)]), atol=1e-5)
     entropy = -(expected[3:] * np.log(expected[3:])).sum()
     np.testing.assert_allclose(out.entropy, np.full(ROWS, entropy), atol=1e-5)
+
+
+@pytest.mark.parametrize(("vocab", "piece_bytes"), [(4 * 512, 2**13), (7 * 97, 1), (1000, 2**20)])
+def test_vocabulary_first_draws_the_same(monkeypatch, vocab, piece_bytes):
+    """In pieces of the vocabulary, each with its own peak; greedy, forced and forbidden ids too."""
+    monkeypatch.setattr(draw_module, "PIECE_BYTES", piece_bytes)
+    rng = np.random.default_rng(0)
+    logits = jnp.asarray(rng.normal(size=(8, vocab)) * 4 + np.linspace(0, 60, vocab)[None], jnp.float32)
+    uniforms = jnp.asarray(rng.random((8, 2)), jnp.float32)
+    temperature = jnp.asarray([0, 0.5, 1, 2, 1, 1, 0, 1], jnp.float32)
+    forced = jnp.asarray([-1, -1, -1, -1, 5, vocab - 1, 3, -1], jnp.int32)
+    forbidden, some = (vocab - 1, 3), jnp.arange(8) >= 7
+    rows = draw(forbid(logits, forbidden, some), uniforms, temperature, forced)
+    first = draw(forbid(logits.T, forbidden, some, True), uniforms, temperature, forced, vocab_first=True)
+    np.testing.assert_array_equal(rows.token, first.token)
+    np.testing.assert_allclose(rows.logprob, first.logprob, atol=1e-5)
+    np.testing.assert_allclose(rows.entropy, first.entropy, atol=1e-4)
+    assert len(set(rows.token.tolist())) > 4
 
 
 def test_chunk_width_divides_the_vocabularies_in_use():

@@ -64,16 +64,16 @@ def test_a_row_that_outgrows_its_class_waits_for_room_and_loses_nothing():
     assert 0 < engine.stats.moves <= 8
 
 
-def test_the_longest_full_row_moves_first(monkeypatch):
+def test_the_longest_full_row_moves_first():
     """Short rows must not take the slots that only longer ones need: on long queues nothing but the longest class would run."""
     run = object.__new__(Run)
     kinds = np.asarray([0, 0, 1, 1, 2])
     run.engine = types.SimpleNamespace(
-        classes=((2, 16), (2, 32), (1, 64)), kinds=kinds, kind_of=lambda s: int(kinds[s]), stats=types.SimpleNamespace(moves=0)
-    )
-    run.cfg, moved = types.SimpleNamespace(slots=5), []
+        classes=((2, 16), (2, 32), (1, 64)), kinds=kinds, kind_of=lambda s: int(kinds[s]), stats=types.SimpleNamespace(moves=0),
+        run_move=lambda state, slot, to, kinds: moved.append((slot, to, kinds)),
+    )  # fmt: skip
+    run.cfg, run.state, run.guided, run.dispatched, moved = types.SimpleNamespace(slots=5), None, None, 0, []
     run.running = {slot: Running(Sample(slot, 0, 0), 0, 0, full=slot in (0, 3)) for slot in range(4)}
-    monkeypatch.setattr(Run, "_to", lambda self, slot, to, kinds: moved.append((slot, to, kinds)))
     run._move_full()
     assert moved == [(3, 4, (1, 2))]
 

@@ -52,7 +52,6 @@ class Plan:
     truncated: bool = False  # top-k and top-p
     forced: bool = False
     check_every: int = 1
-    narrow: int = 0  # only the first so many slots are computed (0 = all); for one class
     attention: str = "xla"  # or pallas: the cache is read by a kernel, over filled tiles whatever the reach (window.py)
     window: int = 0  # pallas: most steps of a dispatch
     cpu: bool = False  # compiled for a CPU (_logits)
@@ -61,7 +60,7 @@ class Plan:
     def capacity(self) -> np.ndarray:
         """Positions of each slot, [B]."""
         kinds, _ = places_of(self.classes)
-        return np.asarray([s for _, s in self.classes], np.int32)[kinds][: self.narrow or None]
+        return np.asarray([s for _, s in self.classes], np.int32)[kinds]
 
     def cut(self, x: jax.Array) -> list[jax.Array]:
         """[B,...] as one array for the slots of each class."""
@@ -129,7 +128,8 @@ def _attention(q_BxHxd: jax.Array, own: tuple[KV, ...], heads: KV | None, rows: 
 def token_logits(
     params: dict[str, Any], cache: InPlace | Windowed, held: tuple[Any, ...], rows: Rows, step: jax.Array, dtype: Any
 ) -> tuple[jax.Array, tuple[Any, ...]]:
-    """Feed each slot's last token: logits [B,V] float32, and what the cache holds a layer with that token's keys and values.
+    """Feed each slot's last token: logits [B,V] float32 ([V,B] where _vocab_first says so), and what the cache holds a layer
+    with that token's keys and values.
 
     No active slot may be longer than plan.reach. Slots at rest are computed too and are not used.
     """
@@ -144,15 +144,16 @@ def token_logits(
         x = mlp_block(layer, spec, attention_output(layer, spec, x, attended[:, None]))
         out.append(kept)
     hidden = rms_norm(x[:, 0], params["final_norm"], spec.norm_eps)
-    return _logits(params, spec, hidden, cache.plan.cpu), tuple(out)
+    if not _vocab_first(params, cache):
+        return unembed(params, spec, hidden), tuple(out)
+    logits = jnp.einsum("VD,BD->VB", params["embed"].astype(hidden.dtype), hidden, preferred_element_type=jnp.float32)
+    return lax.optimization_barrier(logits), tuple(out)  # else XLA turns the product around again
 
 
-def _logits(params: dict[str, Any], spec: ModelSpec, hidden_BxD: jax.Array, cpu: bool) -> jax.Array:
-    """Logits [B,V]. On the CPU tied embeddings stand on the left: as a transposed right side Eigen is far slower with them."""
-    if not (cpu and spec.tied) or isinstance(params["embed"], Int8Weight):
-        return unembed(params, spec, hidden_BxD)
-    logits = jnp.einsum("VD,BD->VB", params["embed"].astype(hidden_BxD.dtype), hidden_BxD, preferred_element_type=jnp.float32)
-    return lax.optimization_barrier(logits).T  # else XLA turns the product around again
+def _vocab_first(params: dict[str, Any], cache: InPlace | Windowed) -> bool:
+    """Whether logits come as [V,B]: on the CPU tied embeddings stand on the left, since as a transposed right side Eigen is far
+    slower with them."""
+    return cache.plan.cpu and cache.spec.tied and not isinstance(params["embed"], Int8Weight)
 
 
 def _by_row(logits_BxV: jax.Array, mesh: Mesh | None) -> jax.Array:
@@ -195,8 +196,11 @@ def decode_step(
     """One token for every active slot."""
     rows, out, plan = loop.rows, loop.drawings, cache.plan
     logits, held = token_logits(params, cache, loop.held, rows, loop.done, dtype)
-    logits = _by_row(logits, mesh)
-    logits = forbid(logits, stop_ids, rows.drawn < rows.min_new)
+    first = _vocab_first(params, cache)
+    if first and (mask is not None or plan.truncated):
+        logits, first = logits.T, False
+    logits = logits if first else _by_row(logits, mesh)
+    logits = forbid(logits, stop_ids, rows.drawn < rows.min_new, first)
     if mask is not None:
         logits = apply_mask(logits, mask)
     if plan.truncated:
@@ -205,7 +209,7 @@ def decode_step(
     forced = None
     if plan.forced:
         forced = out.tokens[slot, jnp.minimum(rows.drawn, out.tokens.shape[1] - 1)]
-    drawn = draw(logits, token_uniforms(rows.key, rows.drawn), rows.temperature, forced)
+    drawn = draw(logits, token_uniforms(rows.key, rows.drawn), rows.temperature, forced, first)
     column = jnp.where(rows.active, rows.drawn, out.tokens.shape[1])  # outside = dropped: a slot at rest keeps what it drew
     put = lambda to, x: to.at[slot, column].set(x, mode="drop", unique_indices=True)  # noqa: E731
     drawings = dataclasses.replace(
@@ -264,9 +268,6 @@ def _decode(
     mesh: Mesh | None,
 ) -> tuple[State, Report]:
     """`decode` of one device's slots."""
-    whole = state
-    if plan.narrow:
-        state, mask = jax.tree.map(lambda x: x[: plan.narrow], (state, mask))
 
     def going(loop: Loop) -> jax.Array:
         active = jnp.sum(loop.rows.active.astype(jnp.int32))
@@ -286,8 +287,6 @@ def _decode(
     loop = lax.while_loop(going, body, Loop(held, state.rows, state.drawings, jnp.int32(0), jnp.int32(0)))
     own = cache.finish(loop.held, loop.rows) if isinstance(cache, Windowed) else loop.held
     state = State(own, loop.rows, loop.drawings)
-    if plan.narrow:
-        state = jax.tree.map(lambda x, part: lax.dynamic_update_slice_in_dim(x, part, 0, 0), whole, state)
     rows = state.rows
     report = {name: jnp.copy(getattr(rows, name)) for name in ("active", "finish", "drawn", "length", "last")}
     return state, Report(**report, steps=loop.done[None], row_steps=loop.row_steps[None])

@@ -177,6 +177,9 @@ class Engine:
         if cfg.narrow and (cfg.length_classes or not all(0 < n < cfg.slots for n in cfg.narrow)):
             raise UserError(f"sampler.narrow = {cfg.narrow}", where="sampler.narrow",
                             expected=f"numbers of slots below sampler.slots = {cfg.slots}, and no length classes")  # fmt: skip
+        if cfg.narrow and self._shards_of_mesh() > 1:
+            raise UserError(f"sampler.narrow = {cfg.narrow}", where="sampler.narrow",
+                            expected="() where slots are dealt to several devices")  # fmt: skip
         if cfg.attention == "pallas" and self._platform != "tpu":
             raise UserError(f"the decode kernel can't run on {self._platform}", where="sampler.attention", expected="xla")
         if cfg.attention != "xla" and cfg.narrow:
@@ -202,11 +205,12 @@ class Engine:
         return int(self.kinds[slot])
 
     def plan(self, reach: int, shared: bool, truncated: bool, forced: bool, guided: bool, narrow: int = 0) -> decode.Plan:
-        """A decode program's plan; guided ones take one step."""
+        """A decode program's plan; guided ones take one step. narrow: for a state of so few slots (0: of all)."""
         every, window = (1, min(1, self.window)) if guided else (self.cfg.check_every, self.window)
         width, attention = self.head_width if shared else 0, self.cfg.attention
-        cpu = self._platform == "cpu"
-        return decode.Plan(self.classes, reach, width, truncated, forced, every, narrow, attention, window, cpu)
+        cpu = self._platform == "cpu" and (self.mesh is None or self.mesh.size == 1)
+        classes = ((narrow, self.positions),) if narrow else self.classes
+        return decode.Plan(classes, reach, width, truncated, forced, every, attention, window, cpu)
 
     def reach_for(self, needed: int) -> int:
         """The shortest compiled reach that holds so many positions."""
@@ -228,13 +232,18 @@ class Engine:
         state = self.new_state()
         store = self.new_store() if cfg.share_heads or cfg.share_decode else None
         store_of = lambda variant: store if variant.context else None  # noqa: E731
-        masks = [None, np.zeros((cfg.slots, -(-self.spec.vocab_size // 32)), np.uint32)] if guided else [None]
-        widths = [*((r, 0) for r in self.reaches), *((self.narrow_reach(n), n) for n in cfg.narrow)]
         truncated = (False, True) if top_p else (False,)
         forced = (False, True) if cfg.forced_tokens else (False,)
-        for (reach, slots), cut, mask, force in itertools.product(widths, truncated, masks, forced):  # the slowest come first
-            plan = self.plan(reach, cfg.share_decode, cut, force, mask is not None, slots)
-            self.run_decode(weights, state, store if cfg.share_decode else None, mask, plan, 0, 0)
+        choices = list(itertools.product(truncated, (False, True) if guided else (False,), forced))
+        shared, narrower = store if cfg.share_decode else None, state
+        for slots in [0, *sorted(cfg.narrow, reverse=True)]:  # the slowest come first
+            narrower = self.run_narrow(narrower, slots) if slots else state
+            mask = np.zeros((slots or cfg.slots, -(-self.spec.vocab_size // 32)), np.uint32)
+            for reach in [self.narrow_reach(slots)] if slots else self.reaches:
+                for cut, masked, force in choices:
+                    plan = self.plan(reach, cfg.share_decode, cut, force, masked, slots)
+                    self.run_decode(weights, narrower, shared, mask if masked else None, plan, 0, 0)
+            self.run_collect(narrower, np.zeros(self.collect_size, np.int32))
         for v in self.variants:
             buffer = self.run_prefill(weights, prefill.pack([prefill.Span(one)], v), store_of(v))
             self._ask_for_small(state, store, buffer, nothing)
@@ -254,10 +263,9 @@ class Engine:
                 self.run_admit(state, buffer, source, admission, kind)
             if self.cfg.share_decode:
                 self.run_admit(state, nothing, None, admission, kind)
-            for to in range(kind if self.cfg.narrow else kind + 1, len(self.classes)):
+            for to in range(kind + 1, len(self.classes)):
                 one, other = (int(np.flatnonzero(self.kinds == c)[0]) for c in (kind, to))
                 self.run_move(state, one, other, (kind, to))
-        self.run_collect(state, np.zeros(self.collect_size, np.int32))
 
     def prepare(self, params: Params, decodes: bool = True) -> Weights:
         """Weights for the programs; the dtype of the final norm is that of the computation (matrices may be quantised)."""
@@ -314,15 +322,32 @@ class Engine:
         return self.programs.get(key, function, args, donate_argnums=0, out_shardings=self._state_sharding())(*args)
 
     def run_move(self, state: st.State, source: int, target: int, kinds: tuple[int, int]) -> st.State:
-        """A state in which one row goes on in another slot, of a larger class or of the same one."""
+        """A state in which one row goes on in a slot of a larger class."""
         function = functools.partial(st.move, kinds=kinds, rows=self.class_rows)
         args = (state, np.int32(source), np.int32(target))
         return self.programs.get(("move", kinds), function, args, donate_argnums=0, out_shardings=self._state_sharding())(*args)
 
+    def run_narrow(self, state: st.State, width: int, rows: Sequence[int] = ()) -> st.State:
+        """A state of the `width` slots `rows`, in this order; the old one is used up. One layer a call, so that the two are not
+        in memory together."""
+        index, before = np.zeros(width, np.int32), state.rows.active.shape[0]
+        index[: len(rows)] = rows
+
+        def take(name: str, tree: Any, sharding: Any) -> Any:
+            out = self.programs.get(("narrow", name, before, width), st.take_rows, (tree, index), out_shardings=sharding)(
+                tree, index
+            )
+            for x in jax.tree.leaves(tree):
+                x.delete() if isinstance(x, jax.Array) else None
+            return out
+
+        own = tuple(take("layer", layer, self._sharding(None, "tensor")) for layer in state.own)
+        return st.State(own, *take("rest", (state.rows, state.drawings), self._sharding(None)))
+
     def run_collect(self, state: st.State, slots: np.ndarray) -> st.Drawings:
         """What slots have drawn, as copies."""
         args = (state.drawings, slots)
-        return self.programs.get(("collect", len(slots)), st.collect, args)(*args)
+        return self.programs.get(("collect", state.rows.active.shape[0], len(slots)), st.take_rows, args)(*args)
 
     def run_decode(
         self,
@@ -384,11 +409,12 @@ class Engine:
 
     # ---- mesh ----------------------------------------------------------------------------------------------------------
 
+    def _shards_of_mesh(self) -> int:
+        return 1 if self.mesh is None else math.prod(self.mesh.shape.get(axis, 1) for axis in ("data", "fsdp"))
+
     def _shards(self) -> int:
         """Devices that slots and packed rows are dealt to."""
-        if self.mesh is None:
-            return 1
-        shards = math.prod(self.mesh.shape.get(axis, 1) for axis in ("data", "fsdp"))
+        shards = self._shards_of_mesh()
         for n, _ in self.classes:
             if n % shards:
                 raise UserError(f"sampler.slots: {n} slots of a class do not divide over {shards} devices", where="sampler.slots",

@@ -98,11 +98,11 @@ class Run:
         self.queue = Queue(requests, engine.seed, engine.least, engine.deepest, own_heads=self.shared)
         self.heads = Heads(self.queue.tree, cfg.heads, self.queue.uses)
         self.store = engine.new_store() if self.queue.tree.nodes or self.shared else None
-        self.weights, self.state = engine.prepare(params), engine.new_state()
+        self.weights, self.state, self.width = engine.prepare(params), engine.new_state(), cfg.slots
         self.requests = requests
         self.results: list[list[Completion | None]] = [[None] * r.n for r in requests]
         self.running: dict[int, Running] = {}
-        self.reports: collections.deque[tuple[int, int, Report]] = collections.deque()
+        self.reports: collections.deque[tuple[int, Report]] = collections.deque()
         self.finished: collections.deque[Finished] = collections.deque()
         self.dispatched = self.done = 0
         self.truncated = any(r.sampling.top_p < 1 or r.sampling.top_k > 0 for r in requests)
@@ -221,28 +221,31 @@ class Run:
             if target is None:
                 continue
             to = free[target].pop(0)
-            self._to(slot, to, (kind, target))
+            self.state = self.engine.run_move(self.state, slot, to, (kind, target))
+            self.running[to] = dataclasses.replace(self.running.pop(slot), born=self.dispatched, full=False)
+            if self.guided is not None:
+                self.guided.move(slot, to)
             self.engine.stats.moves += 1
 
-    def _to(self, slot: int, to: int, kinds: tuple[int, int]) -> None:
-        """A running row goes on in another slot."""
-        self.state = self.engine.run_move(self.state, slot, to, kinds)
-        self.running[to] = dataclasses.replace(self.running.pop(slot), born=self.dispatched, full=False)
-        if self.guided is not None:
-            self.guided.move(slot, to)
+    def _narrow(self, rows: int) -> None:
+        """Go on with a state of fewer slots when few rows are left and no sample waits for a slot.
 
-    def _compact(self, rows: int) -> int:
-        """Bring few rows into the first slots, so that a narrow program serves them: its number of slots, 0 = all.
-
-        While samples wait, slots are about to be filled; and rows of a report that is still out can't be moved.
+        Rows of a report that is still out can't change their slots.
         """
         width = self.engine.width_for(rows)
-        if not width or self.queue or self.reports:
-            return width if width and max(self.running) < width else 0
-        free = [slot for slot in range(width) if slot not in self.running]
+        if not width or width >= self.width or self.queue or self.reports:
+            return
+        source = {slot: slot for slot in self.running if slot < width}
+        free = (slot for slot in range(width) if slot not in source)
         for slot in sorted(s for s in self.running if s >= width):
-            self._to(slot, free.pop(0), (0, 0))
-        return width
+            to = next(free)
+            source[to] = slot
+            self.running[to] = dataclasses.replace(self.running.pop(slot), born=self.dispatched)
+            if self.guided is not None:
+                self.guided.move(slot, to)
+        resting = next(s for s in range(self.width) if s not in source.values())
+        self.state = self.engine.run_narrow(self.state, width, [source.get(slot, resting) for slot in range(width)])
+        self.width = width
 
     # ---- decoding ------------------------------------------------------------------------------------------------------
 
@@ -257,11 +260,13 @@ class Run:
         steps = 1 if guided else self.cfg.steps_per_dispatch
         ahead = len(self.reports) + 1  # dispatches whose steps are not yet counted in `length`, this one included
         reach = self.engine.reach_for(max(r.length for r in going) + ahead * steps)
-        narrow = self._compact(len(going)) if self.cfg.narrow else 0
+        if self.cfg.narrow:
+            self._narrow(len(going))
+        narrow = self.width if self.width < self.cfg.slots else 0
         if narrow:
             reach = self.engine.narrow_reach(narrow)
         plan = self.engine.plan(reach, self.shared, self.truncated, self.forced, guided, narrow)
-        mask = self.guided.masks() if guided and self.guided is not None else None
+        mask = self.guided.masks()[: self.width] if guided and self.guided is not None else None
         # slots that are free or full now cannot be refilled, or they would have been: only further ones are worth leaving for
         leave_at = max(len(going) - self.engine.refill_at, 0) if self.queue else 0
         store = self.store if self.shared else None
@@ -269,16 +274,16 @@ class Run:
         self.state, report = self.engine.run_decode(self.weights, self.state, store, mask, plan, steps, leave_at)
         self.engine.stats.dispatches += 1
         self.engine.stats.decode_seconds += time.perf_counter() - start
-        self.reports.append((self.dispatched, narrow, report))
+        self.reports.append((self.dispatched, report))
         self.dispatched += 1
 
-    def _observe(self, number: int, narrow: int, report: Report) -> None:
+    def _observe(self, number: int, report: Report) -> None:
         """Take a report to heart: lengths, finished and full rows."""
         start, stats = time.perf_counter(), self.engine.stats
         r = jax.device_get(report)
         stats.decode_seconds += time.perf_counter() - start
         stats.row_steps += int(r.row_steps.sum())
-        stats.slot_steps += int(r.steps.sum()) * (narrow or self.cfg.slots) // r.steps.size
+        stats.slot_steps += int(r.steps.sum()) * len(r.active) // r.steps.size
         ended = []
         active, finish, length = r.active.tolist(), r.finish.tolist(), r.length.tolist()
         for slot, running in self.running.items():

@@ -189,6 +189,11 @@ def move(state: State, source: jax.Array, target: jax.Array, *, kinds: tuple[int
     return State(tuple(layers), dataclasses.replace(moving, active=active, finish=finish), drawings)
 
 
+def take_rows(tree: Any, rows: jax.Array) -> Any:
+    """Some slots of anything with slots in front, as arrays of their own."""
+    return jax.tree.map(lambda x: jnp.take(x, rows, axis=0, mode="clip"), tree)
+
+
 def keep(
     store: KV,
     prompts: KV,
@@ -203,8 +208,3 @@ def keep(
         piece = splice(row_of(store, parent, (layer,)), row_of(prompts, packed_row, (layer,)), parent_length, offset)
         store = put_row(store, row, piece, (layer,))
     return store
-
-
-def collect(drawings: Drawings, slots: jax.Array) -> Drawings:
-    """What the named slots have drawn, as arrays of their own."""
-    return jax.tree.map(lambda x: jnp.take(x, slots, axis=0), drawings)
