@@ -95,7 +95,7 @@ def test_keys_in_one_piece_give_the_same_draws_as_in_blocks(monkeypatch, changes
     blocks = engine_of(**changes)
     monkeypatch.setattr(Engine, "_platform", "gpu")
     plain = new_engine(**changes)
-    assert blocks.new_state().own[0][0].keys.ndim == 5 and plain.new_state().own[0][0].keys.ndim == 4
+    assert blocks.new_state().own[0][0][0].keys.ndim == 5 and plain.new_state().own[0][0][0].keys.ndim == 4
     assert_same_draws(PARAMS, plain, BASE, blocks.generate(PARAMS, BASE), plain.generate(PARAMS, BASE))
 
 

@@ -26,9 +26,23 @@ from coevo_jax.models.spec import ModelSpec
 from coevo_jax.sampler.draw import draw, forbid, truncate
 from coevo_jax.sampler.guided import apply_mask
 from coevo_jax.sampler.keys import token_uniforms
-from coevo_jax.sampler.kv import KV, Partial, attend, attend_heads, head_of, merge, seen_between, width_of, write
+from coevo_jax.sampler.kv import (
+    KV,
+    Partial,
+    attend,
+    attend_heads,
+    attend_segments,
+    head_of,
+    is_blocked,
+    merge,
+    seen_between,
+    width_of,
+    write,
+)
 from coevo_jax.sampler.state import FULL, LENGTH, RUNNING, STOP, Drawings, Report, Rows, State, places_of
 from coevo_jax.sampler.window import SLOTS, Windowed
+
+Segments = tuple[KV, ...]
 
 
 @struct.dataclass
@@ -44,7 +58,8 @@ class Loop:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a decode program is compiled for. reach, head_reach: own and shared positions that attention reads at most."""
+    """What a decode program is compiled for. reach, head_reach: own and shared positions that attention reads at most (with slots
+    in segments a step finds out itself how far it has to read)."""
 
     classes: tuple[tuple[int, int], ...]  # (slots, positions)
     reach: int
@@ -84,12 +99,12 @@ class InPlace:
     plan: Plan
 
     def layer(
-        self, i: int, q_BxHxd: jax.Array, k_BxKxd: jax.Array, v_BxKxd: jax.Array, own: tuple[KV, ...], rows: Rows, step: Any
-    ) -> tuple[jax.Array, tuple[KV, ...]]:
+        self, i: int, q_BxHxd: jax.Array, k_BxKxd: jax.Array, v_BxKxd: jax.Array, own: tuple[Segments, ...], rows: Rows, step: Any
+    ) -> tuple[jax.Array, tuple[Segments, ...]]:
         """Attention [B,H,d] of layer i, and its cache with the step's token written. Slots at rest write nothing."""
         cut = self.plan.cut
         position = jnp.where(rows.active, rows.length, jnp.int32(1 << 30))
-        own = tuple(write(*x) for x in zip(own, cut(position), cut(k_BxKxd), cut(v_BxKxd)))
+        own = tuple(_write(*x) for x in zip(own, cut(position), cut(k_BxKxd), cut(v_BxKxd)))
         heads = None if self.store is None else layer_of(self.store, i)
         return _attention(q_BxHxd, own, heads, rows, self.plan, self.spec.window_of[i]), own
 
@@ -110,13 +125,28 @@ def rope_variant(spec: ModelSpec, layer: int) -> int:
     return int(bool(spec.unscaled_rope_in_windows and spec.rope_scaling and spec.window_of[layer] > 0))
 
 
-def _attention(q_BxHxd: jax.Array, own: tuple[KV, ...], heads: KV | None, rows: Rows, plan: Plan, window: int) -> jax.Array:
-    """Attention [B,H,d] of every slot over its shared head and its own positions; `own` holds a KV a class."""
+def _write(segments: Segments, position_B: jax.Array, k_BxKxd: jax.Array, v_BxKxd: jax.Array) -> Segments:
+    """One token a slot of a class, in the segment of its position; others drop it."""
+    out, at = [], 0
+    for kv in segments:
+        inside = position_B - at
+        out.append(write(kv, jnp.where(inside >= 0, inside, jnp.int32(1 << 30)), k_BxKxd, v_BxKxd))
+        at += width_of(kv)
+    return tuple(out)
+
+
+def _attention(q_BxHxd: jax.Array, own: tuple[Segments, ...], heads: KV | None, rows: Rows, plan: Plan, window: int) -> jax.Array:
+    """Attention [B,H,d] of every slot over its shared head and its own positions; `own` holds a class each."""
     first = rows.base + rows.length - (window - 1) if window else jnp.zeros_like(rows.length)  # as a position of the sequence
     parts = []
-    for kv, q, low, high in zip(own, plan.cut(q_BxHxd), plan.cut(first - rows.base), plan.cut(rows.length)):
-        width = min(plan.reach, width_of(kv))
-        parts.append(attend(q, head_of(kv, width), seen_between(low, high, width)))
+    filled = jnp.where(rows.active, rows.length, 0)
+    for segments, *x in zip(own, plan.cut(q_BxHxd), plan.cut(first - rows.base), plan.cut(rows.length), plan.cut(filled)):
+        q, low, high, reached = x
+        if is_blocked(segments[0]):
+            parts.append(attend_segments(q, segments, low, high, jnp.max(reached)))
+        else:
+            width = min(plan.reach, width_of(segments[0]))
+            parts.append(attend(q, head_of(segments[0], width), seen_between(low, high, width)))
     whole = Partial(*(jnp.concatenate(x) for x in zip(*parts))) if len(parts) > 1 else parts[0]
     if heads is None:
         return merge([whole], q_BxHxd.dtype)
@@ -282,10 +312,12 @@ def _decode(
     held: tuple[Any, ...] = state.own
     if plan.attention != "xla":
         steps = jnp.minimum(steps, plan.window // plan.check_every * plan.check_every)
-        cache = Windowed(state.own, store, state.rows.length, spec, plan, mesh)
+        cache = Windowed(tuple(tuple(kv for (kv,) in layer) for layer in state.own), store, state.rows.length, spec, plan, mesh)
         held = cache.begin()
     loop = lax.while_loop(going, body, Loop(held, state.rows, state.drawings, jnp.int32(0), jnp.int32(0)))
-    own = cache.finish(loop.held, loop.rows) if isinstance(cache, Windowed) else loop.held
+    own = loop.held
+    if isinstance(cache, Windowed):
+        own = tuple(tuple((kv,) for kv in layer) for layer in cache.finish(loop.held, loop.rows))
     state = State(own, loop.rows, loop.drawings)
     rows = state.rows
     report = {name: jnp.copy(getattr(rows, name)) for name in ("active", "finish", "drawn", "length", "last")}

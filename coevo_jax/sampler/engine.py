@@ -59,7 +59,9 @@ class Engine:
         self.classes = self._classes()
         # XLA copies the part of the cache that a shorter reach cuts out, so above about half of it all is read sooner
         self.reaches = sorted({min(prefill.round_up(self.positions // 3, 32), self.positions), self.positions})
-        self.blocks = cfg.attention == "xla" and self._platform == "cpu"
+        self.segment = kv.segment_for(self.classes[-1][1]) if cfg.attention == "xla" and self._platform == "cpu" else 0
+        if self.segment:
+            self.reaches = [self.positions]
         self.rows = self._shards()
         self.kinds, self.class_rows = st.places_of(self.classes, self.rows)
         self.window = 0 if cfg.attention == "xla" else prefill.round_up(cfg.steps_per_dispatch, cfg.check_every)
@@ -278,7 +280,7 @@ class Engine:
 
     def new_state(self) -> st.State:
         """All slots free."""
-        make = functools.partial(st.new_state, self.spec, self.classes, self.cfg.max_new, self.kv_dtype, self.blocks)
+        make = functools.partial(st.new_state, self.spec, self.classes, self.cfg.max_new, self.kv_dtype, self.segment)
         return self.programs.get(("state",), make, (), out_shardings=self._state_sharding())()
 
     def new_store(self) -> kv.KV:
@@ -435,7 +437,7 @@ class Engine:
             return None
         slots = tuple(a for a in ("data", "fsdp") if a in self.mesh.shape)
         a_kv, a_slot = self._sharding(slots, "tensor"), self._sharding(slots)
-        shape = jax.eval_shape(lambda: st.new_state(self.spec, ((1, 1),) * len(self.classes), 1, self.kv_dtype))
+        shape = jax.eval_shape(lambda: st.new_state(self.spec, self.classes, 1, self.kv_dtype, self.segment))
         is_kv = lambda path: path[0].name == "own"  # noqa: E731
         return jax.tree_util.tree_map_with_path(lambda path, leaf: a_kv if is_kv(path) else a_slot, shape)
 

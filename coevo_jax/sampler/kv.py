@@ -1,9 +1,12 @@
 """Keys and values: how they lie in memory, how a token is written, and attention over them with exact merging of parts.
 
 keys [R,K,d,S] and values [R,K,S,d]: both products of the attention then run along contiguous memory inside one fused loop, and a
-token's row is scattered in place. int8 keeps one float32 scale for each token and kv head. On the CPU the keys of slots lie in
-blocks of 32 positions, [R,K,S/32,d,32] ('blocked'): XLA sums over d for 32 positions in registers, where the sums of a long row
-of them go through memory.
+token's row is scattered in place. int8 keeps one float32 scale for each token and kv head.
+
+On the CPU a slot's positions are cut into a few segments, each an array of its own, and a step reads only those that its longest
+row reaches: a shorter part of one array would be copied out first, a loop over parts as well. Keys lie in blocks of 32 positions
+there, [R,K,S/32,d,32] ('blocked'): XLA sums over d for 32 positions in registers, where the sums of a long row of them go through
+memory.
 
 Axes: R rows (slots, or rows of a store), B queries, K kv heads, G query heads a kv head, H = K G, d head width, S positions,
 W positions of a shared head, N blocks of positions.
@@ -24,6 +27,7 @@ from coevo_jax.models.spec import ModelSpec
 from coevo_jax.sampler.draw import NEGATIVE
 
 BLOCK = 32  # positions of a block of keys
+SEGMENT, MOST_SEGMENTS = 96, 5  # least positions of a segment; segments that a slot is cut into at most
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "int8": jnp.int8}
 
 
@@ -52,6 +56,18 @@ def empty(lead: tuple[int, ...], spec: ModelSpec, positions: int, dtype: Any, bl
     scale = jnp.zeros((*lead, K, positions), jnp.float32) if dtype == jnp.int8 else None
     keys = (*lead, K, positions // BLOCK, d, BLOCK) if blocks else (*lead, K, d, positions)
     return KV(jnp.zeros(keys, dtype), jnp.zeros((*lead, K, positions, d), dtype), scale, scale)
+
+
+def segment_for(positions: int) -> int:
+    """Positions of a segment where the longest slot has so many."""
+    return max(SEGMENT, -(-positions // (MOST_SEGMENTS * BLOCK)) * BLOCK)
+
+
+def empty_slots(slots: int, spec: ModelSpec, positions: int, dtype: Any, segment: int) -> tuple[KV, ...]:
+    """Slots of one layer and class in segments of so many positions; 0: in one piece, and not in blocks."""
+    if not segment:
+        return (empty((slots,), spec, positions, dtype),)
+    return tuple(empty((slots,), spec, min(segment, positions - at), dtype, True) for at in range(0, positions, segment))
 
 
 def is_blocked(kv: KV) -> bool:
@@ -117,12 +133,9 @@ def each(kv: KV, f: Callable[..., jax.Array], *others: KV) -> KV:
     return jax.tree.map(f, kv, *others, axes)
 
 
-def head_of(kv: KV, width: int) -> KV:
-    """The first `width` positions; of blocked keys a multiple of 32."""
-    if is_blocked(kv):
-        scales = [None if x is None else x[:, :, :width] for x in (kv.key_scale, kv.value_scale)]
-        return KV(kv.keys[:, :, : width // BLOCK], kv.values[:, :, :width], *scales)
-    return each(kv, lambda x, axis: lax.slice_in_dim(x, 0, width, axis=axis % x.ndim))
+def head_of(kv: KV, width: int, start: int = 0) -> KV:
+    """`width` positions from `start` on, of keys that aren't blocked."""
+    return each(kv, lambda x, axis: lax.slice_in_dim(x, start, start + width, axis=axis % x.ndim))
 
 
 def seen_between(first_B: jax.Array, last_B: jax.Array, width: int) -> jax.Array:
@@ -149,6 +162,26 @@ def attend(q_BxHxd: jax.Array, kv: KV, seen_BxS: jax.Array) -> Partial:
     if kv.value_scale is not None:
         weights = weights * kv.value_scale[:, :, None]
     return Partial(jnp.sum(weights[..., None] * kv.values[:, :, None].astype(jnp.float32), axis=3), peak, total)
+
+
+def attend_segments(q_BxHxd: jax.Array, segments: Sequence[KV], first_B: jax.Array, last_B: jax.Array, reached: Any) -> Partial:
+    """`attend` over the positions first..last of slots in segments. Those that begin beyond position `reached` are not read."""
+    K, at = segments[0].keys.shape[1], 0
+    B, H, d = q_BxHxd.shape
+    parts = []
+    for kv in segments:
+        width = width_of(kv)
+
+        def read(q: jax.Array, kv: KV, at: int = at, width: int = width) -> Partial:
+            return attend(q, kv, seen_between(first_B - at, last_B - at, width))
+
+        def skip(q: jax.Array, kv: KV) -> Partial:
+            none = jnp.zeros((B, K, H // K), jnp.float32)
+            return Partial(jnp.zeros((B, K, H // K, d), jnp.float32), none + NEGATIVE, none)
+
+        parts.append(lax.cond(reached >= at, read, skip, q_BxHxd, kv) if at else read(q_BxHxd, kv))
+        at += width
+    return combine(parts)
 
 
 def attend_heads(q_BxHxd: jax.Array, heads: KV, row_B: jax.Array, seen_BxW: jax.Array) -> Partial:
@@ -181,17 +214,19 @@ def _weights(scores: jax.Array, seen: jax.Array, axes: tuple[int, ...]) -> tuple
     return weights, jnp.squeeze(peak, axes), jnp.sum(weights, axis=axes)
 
 
-def merge(parts: Sequence[Partial], dtype: Any) -> jax.Array:
-    """The attention [B,H,d] over all parts together: each is brought to the common peak, then sums are divided once."""
-    peak = parts[0].peak
-    for part in parts[1:]:
-        peak = jnp.maximum(peak, part.peak)
-    scales = [jnp.exp(part.peak - peak) for part in parts]
+def combine(parts: Sequence[Partial]) -> Partial:
+    """Parts as one: each is brought to the common peak."""
     if len(parts) == 1:
-        out, total = parts[0].out, parts[0].total
-    else:
-        out = functools.reduce(jnp.add, [part.out * s[..., None] for part, s in zip(parts, scales)])
-        total = functools.reduce(jnp.add, [part.total * s for part, s in zip(parts, scales)])
+        return parts[0]
+    peak = functools.reduce(jnp.maximum, [part.peak for part in parts])
+    scales = [jnp.exp(part.peak - peak) for part in parts]
+    out = functools.reduce(jnp.add, [part.out * s[..., None] for part, s in zip(parts, scales)])
+    return Partial(out, peak, functools.reduce(jnp.add, [part.total * s for part, s in zip(parts, scales)]))
+
+
+def merge(parts: Sequence[Partial], dtype: Any) -> jax.Array:
+    """The attention [B,H,d] over all parts together: sums are divided once."""
+    out, _, total = combine(parts)
     B, K, G, d = out.shape
     return (out / jnp.maximum(total, 1e-30)[..., None]).reshape(B, K * G, d).astype(dtype)
 

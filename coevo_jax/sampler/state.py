@@ -1,9 +1,9 @@
 """The engine's device state: keys and values of every slot, what each slot is doing, what it has drawn.
 
 Slots come in length classes: class c has n slots of S_c positions; slots are numbered device by device, on each through the
-classes. Keys and values are one array a layer and class (a stacked array would be sliced out, layer by layer, every step). A
-slot's own positions hold what follows its shared head (all of its prompt where none is shared), then its own tokens; a row that
-fills its class stops as FULL, keeps everything, and goes on after a move.
+classes. Each layer and class has keys and values of its own, on the CPU each segment of positions too (of a stacked array every
+step would slice them out). Its own positions hold what follows its shared head (all of its prompt where none is shared), then
+its own tokens; a row that fills its class stops as FULL, keeps everything, and goes on after a move.
 
 Axes: B slots, L layers, C classes, N tokens drawn, F forced tokens, P packed rows, T positions of a packed row.
 """
@@ -20,7 +20,7 @@ from flax import struct
 from jax import lax
 
 from coevo_jax.models.spec import ModelSpec
-from coevo_jax.sampler.kv import KV, blocked, empty, head_of, is_blocked, part_of, splice, width_of
+from coevo_jax.sampler.kv import KV, blocked, empty_slots, head_of, is_blocked, part_of, splice, width_of
 
 RUNNING, STOP, LENGTH, FULL = 0, 1, 2, 3
 FINISH = {STOP: "stop", LENGTH: "length"}
@@ -57,7 +57,7 @@ class Drawings:
 
 @struct.dataclass
 class State:
-    own: tuple[tuple[KV, ...], ...]  # L x C
+    own: tuple[tuple[tuple[KV, ...], ...], ...]  # L x C x segments
     rows: Rows
     drawings: Drawings
 
@@ -97,11 +97,11 @@ def new_rows(slots: int) -> Rows:
     return Rows(active=np.zeros(slots, bool), key=np.zeros((slots, 2), np.uint32), **zeros, **ones)  # type: ignore[arg-type]
 
 
-def new_state(spec: ModelSpec, classes: tuple[tuple[int, int], ...], max_new: int, dtype: Any, blocks: bool = False) -> State:
-    """An empty state for classes of (slots, positions). blocks: keys lie in blocks (kv.py)."""
+def new_state(spec: ModelSpec, classes: tuple[tuple[int, int], ...], max_new: int, dtype: Any, segment: int = 0) -> State:
+    """An empty state for classes of (slots, positions), in segments of so many positions (kv.py; 0: in one piece)."""
     slots = sum(n for n, _ in classes)
     return State(
-        own=tuple(tuple(empty((n,), spec, positions, dtype, blocks) for n, positions in classes) for _ in range(spec.layers)),
+        own=tuple(tuple(empty_slots(n, spec, positions, dtype, segment) for n, positions in classes) for _ in range(spec.layers)),
         rows=jax.tree.map(jnp.asarray, new_rows(slots)),
         drawings=Drawings(
             tokens=jnp.full((slots, max_new), FREE, jnp.int32),
@@ -145,6 +145,18 @@ def put_row(kv: KV, row: Any, piece: KV, lead: tuple[int, ...] = ()) -> KV:
     return jax.tree.map(put, kv, piece)
 
 
+def _put_positions(segments: tuple[KV, ...], row: Any, piece: KV, width: int) -> tuple[KV, ...]:
+    """One row's leading `width` positions, over its segments."""
+    out, at = [], 0
+    for kv in segments:
+        if part := min(width_of(kv), width - at):
+            new = head_of(piece, part, at)
+            kv = put_row(kv, row, blocked(new) if is_blocked(kv) else new)
+        out.append(kv)
+        at += part
+    return tuple(out)
+
+
 def admit(
     state: State, prompts: KV, store: KV | None, admission: Admission, *, kind: int, rows: np.ndarray, width: int, copy: bool
 ) -> State:
@@ -154,18 +166,18 @@ def admit(
     are written; what lies beyond the prompt is never read and is overwritten token by token.
     """
     own = [layer[kind] for layer in state.own]
-    wide = min(width, width_of(own[0]))
+    wide = min(width, sum(width_of(kv) for kv in own[0]))
 
-    def one(i: jax.Array, own: list[KV]) -> list[KV]:
+    def one(i: jax.Array, own: list[tuple[KV, ...]]) -> list[tuple[KV, ...]]:
         slot, out = jnp.asarray(rows)[admission.slot[i]], []
-        for layer, kv in enumerate(own):
+        for layer, segments in enumerate(own):
             tail = row_of(prompts, admission.packed_row[i], (layer,))
             if copy and store is not None:
                 head = head_of(row_of(store, admission.head[i], (layer,)), wide)
                 piece = splice(head, tail, admission.head_length[i], admission.offset[i])
             else:
                 piece = part_of(tail, admission.offset[i], wide)
-            out.append(put_row(kv, slot, blocked(piece) if is_blocked(kv) else piece))
+            out.append(_put_positions(segments, slot, piece, wide))
         return out
 
     own = lax.fori_loop(0, admission.count, one, own)
@@ -174,7 +186,7 @@ def admit(
     started = jax.tree.map(lambda old, new: old.at[target].set(new, mode="drop"), state.rows, admission.rows)
     tokens = state.drawings.tokens.at[target].set(FREE, mode="drop")
     tokens = tokens.at[target, : admission.forced.shape[1]].set(admission.forced, mode="drop")
-    layers = tuple((*layer[:kind], kv, *layer[kind + 1 :]) for layer, kv in zip(state.own, own))
+    layers = tuple((*layer[:kind], segments, *layer[kind + 1 :]) for layer, segments in zip(state.own, own))
     return dataclasses.replace(state, own=layers, rows=started, drawings=dataclasses.replace(state.drawings, tokens=tokens))
 
 
@@ -182,8 +194,10 @@ def move(state: State, source: jax.Array, target: jax.Array, *, kinds: tuple[int
     """A row that filled its class goes on in a slot of a larger one; its tokens, keys and values come along."""
     layers, places = [], jnp.asarray(rows)
     for layer in state.own:
-        moved = put_row(layer[kinds[1]], places[target], row_of(layer[kinds[0]], places[source]))
-        layers.append(tuple(moved if c == kinds[1] else kv for c, kv in enumerate(layer)))
+        come = [row_of(kv, places[source]) for kv in layer[kinds[0]]]
+        to = layer[kinds[1]]
+        moved = (*(put_row(kv, places[target], new) for kv, new in zip(to, come)), *to[len(come) :])
+        layers.append(tuple(moved if c == kinds[1] else segments for c, segments in enumerate(layer)))
     moving, drawings = jax.tree.map(lambda x: x.at[target].set(x[source]), (state.rows, state.drawings))
     active, finish = moving.active.at[source].set(False).at[target].set(True), moving.finish.at[target].set(RUNNING)
     return State(tuple(layers), dataclasses.replace(moving, active=active, finish=finish), drawings)
