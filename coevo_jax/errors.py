@@ -7,7 +7,8 @@ without a traceback and exit with code 2. Everything else is a bug and keeps its
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 
 
 class UserError(Exception):
@@ -29,3 +30,14 @@ def nearest(name: str, choices: Iterable[str]) -> str:
     """The valid choice closest in spelling to `name`, or '' when none is close."""
     found = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.5)
     return found[0] if found else ""
+
+
+def parse_flags(argv: Sequence[str]) -> list[str]:
+    """absl's flags, for app.run(flags_parser=...): bad ones end the program with code 2, as all bad input does."""
+    from absl import flags
+
+    try:
+        return flags.FLAGS(list(argv))  # type: ignore[no-any-return]
+    except flags.Error as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error

@@ -18,7 +18,7 @@ from absl import app, flags
 
 from coevo_jax.config import Experiment, api_model
 from coevo_jax.config.override import from_dict
-from coevo_jax.errors import UserError, nearest
+from coevo_jax.errors import UserError, nearest, parse_flags
 from coevo_jax.learn.update import init_state, make_optimizer
 from coevo_jax.models.export import export_hf
 from coevo_jax.models.load import DTYPES, LoadedModel, load_model
@@ -87,4 +87,4 @@ if __name__ == "__main__":
     flags.DEFINE_string("out", None, "folder to make", required=True)
     flags.DEFINE_string("weights", "policy", "policy, or rubric in two-model mode")
     flags.DEFINE_enum("dtype", "float32", list(DTYPES), "dtype of the weights in the files")
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)

@@ -174,3 +174,9 @@ def test_modelled_time_is_bytes_over_bandwidth():
     assert 14.5e9 < weights < 15.5e9  # 8.2 billion less the input embedding
     found = sampler_host.modelled_seconds(sampler_host.QWEN3_8B, 10, 100, 2, 4)
     assert found == pytest.approx(2 * (weights + 10 * 100 * 144 * 1024) / (0.8 * 2765e9 * 4))
+
+
+def test_the_hosts_benchmark_runs_the_real_scheduler():
+    found = sampler_host.benchmark(*sampler_host.parse(["--slots=4", "--completions=8", "--steps=8"]))
+    assert found["completions"] == 8 and found["dispatches"] == found["programs_called"]["decode"] > 8
+    assert found["programs_called"]["admit"] > 0 and 0 < found["share"]

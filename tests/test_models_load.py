@@ -125,6 +125,8 @@ def test_the_command_exports_and_refuses_an_existing_folder(tmp_path):
     assert second.returncode == 2 and "exists already" in second.stderr
     assert (tmp_path / "out" / "config.json").stat().st_mtime_ns == before
     assert [p.name for p in tmp_path.iterdir()] == ["out"]  # no temporary folder stays
+    unknown = subprocess.run([*command, "--wheights=policy"], capture_output=True, text=True)
+    assert unknown.returncode == 2 and "wheights" in unknown.stderr and "Traceback" not in unknown.stderr
 
 
 # ------------------------------------------------------------------------------------------------ GGUF

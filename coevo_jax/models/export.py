@@ -19,7 +19,7 @@ from absl import app, flags
 from safetensors.numpy import save_file
 
 from coevo_jax.config import ModelConfig
-from coevo_jax.errors import UserError
+from coevo_jax.errors import UserError, parse_flags
 from coevo_jax.models.files import SafetensorsFolder, new_folder
 from coevo_jax.models.forward import forward, unembed
 from coevo_jax.models.hf_weights import HF_NAMES, build_params, file_tensors
@@ -129,4 +129,4 @@ if __name__ == "__main__":
     flags.DEFINE_string("source", None, "smollm2, tiny, a Hugging Face folder, a .gguf file or an Orbax folder", required=True)
     flags.DEFINE_string("out", None, "folder to make", required=True)
     flags.DEFINE_enum("dtype", "float32", list(DTYPES), "dtype of the weights in the files")
-    app.run(main)
+    app.run(main, flags_parser=parse_flags)
