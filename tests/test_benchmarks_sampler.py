@@ -179,4 +179,4 @@ def test_modelled_time_is_bytes_over_bandwidth():
 def test_the_hosts_benchmark_runs_the_real_scheduler():
     found = sampler_host.benchmark(*sampler_host.parse(["--slots=4", "--completions=8", "--steps=8"]))
     assert found["completions"] == 8 and found["dispatches"] == found["programs_called"]["decode"] > 8
-    assert found["programs_called"]["admit"] > 0 and 0 < found["share"]
+    assert found["programs_called"]["admit"] > 0 and found["share"] > 0
