@@ -49,6 +49,20 @@ def test_draws_do_not_depend_on_classes_checks_or_when_reports_are_read(way):
     assert bool(engine.stats.moves) == ("length_classes" in WAYS[way])
 
 
+def test_rows_that_end_together_skip_widths_whose_programs_are_compiled():
+    """From all slots to one at once, after warm-up: a program that was not built would be an error."""
+    engine = new_engine(stops=(95,), narrow=(1, 2, 3))
+    engine.warmup(PARAMS, next_token=False)
+    lengths = [1, 1, 1, 12]
+    requests = [
+        dataclasses.replace(r, sampling=dataclasses.replace(r.sampling, max_new_tokens=n, min_new_tokens=n))
+        for r, n in zip(requests_of(prompts_of(4, seed=5), n=1), lengths)
+    ]
+    found = [len(c.tokens) for (c,) in engine.generate(PARAMS, requests)]
+    assert found == lengths
+    assert engine.stats.slot_steps < engine.cfg.slots * 12  # most steps were of the one row
+
+
 def test_a_row_that_outgrows_its_class_waits_for_room_and_loses_nothing():
     """One long slot for many long rows: all come out whole, each moved at most once a class."""
     engine = engine_of(stops=(95,), length_classes=((3, 20), (1, 36)))

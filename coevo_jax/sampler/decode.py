@@ -69,7 +69,7 @@ class Plan:
     check_every: int = 1
     attention: str = "xla"  # or pallas: the cache is read by a kernel, over filled tiles whatever the reach (window.py)
     window: int = 0  # pallas: most steps of a dispatch
-    cpu: bool = False  # compiled for a CPU (_logits)
+    cpu: bool = False  # compiled for one CPU device (_vocab_first)
 
     @property
     def capacity(self) -> np.ndarray:

@@ -60,12 +60,10 @@ class Engine:
         # XLA copies the part of the cache that a shorter reach cuts out, so above about half of it all is read sooner
         self.reaches = sorted({min(prefill.round_up(self.positions // 3, 32), self.positions), self.positions})
         self.segment = kv.segment_for(self.classes[-1][1]) if cfg.attention == "xla" and self._platform == "cpu" else 0
-        if self.segment:
-            self.reaches = [self.positions]
         self.rows = self._shards()
         self.kinds, self.class_rows = st.places_of(self.classes, self.rows)
         self.window = 0 if cfg.attention == "xla" else prefill.round_up(cfg.steps_per_dispatch, cfg.check_every)
-        if self.window:  # the kernel reads filled tiles alone
+        if self.window or self.segment:  # which read what is filled alone
             self.reaches = [self.positions]
         packed = {"pallas": "splash", "pallas_interpret": "splash_interpret"}.get(cfg.attention, "xla")
         self.variants = prefill.variants(cfg.max_prompt, cfg.prefill_tokens, self.rows, cfg.share_heads, packed)
@@ -218,10 +216,6 @@ class Engine:
         """The shortest compiled reach that holds so many positions."""
         return next((r for r in self.reaches if r >= needed), self.reaches[-1])
 
-    def width_for(self, rows: int) -> int:
-        """Slots that a dispatch of so many rows computes: the smallest program that holds them, 0 = all slots."""
-        return min((n for n in self.cfg.narrow if n >= rows), default=0)
-
     def narrow_reach(self, slots: int) -> int:
         """Narrow programs come with one reach: few rows cost little at any."""
         return self.reaches[-1]
@@ -238,7 +232,7 @@ class Engine:
         forced = (False, True) if cfg.forced_tokens else (False,)
         choices = list(itertools.product(truncated, (False, True) if guided else (False,), forced))
         shared, narrower = store if cfg.share_decode else None, state
-        for slots in [0, *sorted(cfg.narrow, reverse=True)]:  # the slowest come first
+        for slots in [0, *sorted(set(cfg.narrow), reverse=True)]:  # the slowest come first
             narrower = self.run_narrow(narrower, slots) if slots else state
             mask = np.zeros((slots or cfg.slots, -(-self.spec.vocab_size // 32)), np.uint32)
             for reach in [self.narrow_reach(slots)] if slots else self.reaches:

@@ -230,11 +230,15 @@ class Run:
     def _narrow(self, rows: int) -> None:
         """Go on with a state of fewer slots when few rows are left and no sample waits for a slot.
 
-        Rows of a report that is still out can't change their slots.
+        Rows of a report that is still out can't change their slots. One width after the other: each step is a compiled program.
         """
-        width = self.engine.width_for(rows)
-        if not width or width >= self.width or self.queue or self.reports:
+        if self.queue or self.reports:
             return
+        for width in sorted(self.cfg.narrow, reverse=True):
+            if rows <= width < self.width:
+                self._narrow_to(width)
+
+    def _narrow_to(self, width: int) -> None:
         source = {slot: slot for slot in self.running if slot < width}
         free = (slot for slot in range(width) if slot not in source)
         for slot in sorted(s for s in self.running if s >= width):

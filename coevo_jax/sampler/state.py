@@ -2,7 +2,7 @@
 
 Slots come in length classes: class c has n slots of S_c positions; slots are numbered device by device, on each through the
 classes. Each layer and class has keys and values of its own, on the CPU each segment of positions too (of a stacked array every
-step would slice them out). Its own positions hold what follows its shared head (all of its prompt where none is shared), then
+step would slice them out). A slot's positions hold what follows its shared head (all of its prompt where none is shared), then
 its own tokens; a row that fills its class stops as FULL, keeps everything, and goes on after a move.
 
 Axes: B slots, L layers, C classes, N tokens drawn, F forced tokens, P packed rows, T positions of a packed row.
