@@ -27,7 +27,7 @@ from sampler_support import (
 
 from coevo_jax.config import Sampling
 from coevo_jax.errors import UserError
-from coevo_jax.sampler import Engine, Request
+from coevo_jax.sampler import Engine, Request, kv
 
 PARAMS = params_of(LLAMA)
 
@@ -97,6 +97,20 @@ def test_keys_in_one_piece_give_the_same_draws_as_in_blocks(monkeypatch, changes
     plain = new_engine(**changes)
     assert blocks.new_state().own[0][0][0].keys.ndim == 5 and plain.new_state().own[0][0][0].keys.ndim == 4
     assert_same_draws(PARAMS, plain, BASE, blocks.generate(PARAMS, BASE), plain.generate(PARAMS, BASE))
+
+
+@pytest.mark.parametrize("changes", [{}, {"kv_dtype": "int8"}, {"length_classes": ((3, 50), (2, 96)), "slots": 5}], ids=str)
+def test_segments_of_positions_change_no_draw(monkeypatch, changes):
+    """Prompts and rows that lie over several segments, written, moved and read; rows of different lengths beside each other."""
+    changes = {"max_prompt": 80, "max_new": 16, **changes}
+    requests = requests_of(prompts_of(6, seed=2, low=20, high=80), n=2, max_new_tokens=16, min_new_tokens=16)
+    whole = new_engine(**changes)
+    monkeypatch.setattr(kv, "SEGMENT", 32)
+    cut = new_engine(**changes)
+    assert len(whole.new_state().own[0][-1]) == 1 and len(cut.new_state().own[0][-1]) == 3
+    expected = whole.generate(PARAMS, requests)
+    assert_same_draws(PARAMS, cut, requests, expected, cut.generate(PARAMS, requests))
+    assert whole.stats.moves == cut.stats.moves and bool(cut.stats.moves) == ("length_classes" in changes)
 
 
 def test_draws_do_not_depend_on_order_or_batch_mix(base):

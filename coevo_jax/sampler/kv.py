@@ -27,7 +27,7 @@ from coevo_jax.models.spec import ModelSpec
 from coevo_jax.sampler.draw import NEGATIVE
 
 BLOCK = 32  # positions of a block of keys
-SEGMENT, MOST_SEGMENTS = 96, 5  # least positions of a segment; segments that a slot is cut into at most
+SEGMENT, MOST_SEGMENTS = 96, 3  # least positions of a segment; segments that a slot is cut into at most
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "int8": jnp.int8}
 
 
