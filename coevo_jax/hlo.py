@@ -91,11 +91,11 @@ def parse(text: str) -> Module:
     """The computations of an HLO module's text. ValueError when there is no entry computation."""
     computations: dict[str, list[Instruction]] = {}
     entry, current = "", None
-    for line in text.splitlines():
+    for line in _logical_lines(text):
         if header := HEADER.match(line):
             current = computations.setdefault(header[2], [])
             entry = header[2] if header[1] else entry
-        elif line.startswith("}"):
+        elif line == "}":
             current = None
         elif current is not None and (found := INSTRUCTION.match(line)):
             current.append(_instruction(found[2], found[3], bool(found[1])))
@@ -103,6 +103,17 @@ def parse(text: str) -> Module:
         raise ValueError("no ENTRY computation: this is not the text of a compiled HLO module")
     counted = re.search(r"num_partitions=(\d+)", text)
     return Module(computations, entry, int(counted[1]) if counted else 1)
+
+
+def _logical_lines(text: str) -> Iterator[str]:
+    """Lines, with what a kernel's metadata broke into several put together again: these may begin with a brace themselves."""
+    held: list[str] = []
+    for line in text.splitlines():
+        if held and (line == "}" or line.startswith(("  ", "%", "ENTRY ")) or not line):
+            yield "".join(held)
+            held = []
+        held.append(line)
+    yield "".join(held)
 
 
 def collectives(text: str, hosts: Sequence[int] | None = None) -> list[Collective]:
@@ -122,7 +133,7 @@ def collectives(text: str, hosts: Sequence[int] | None = None) -> list[Collectiv
                 if key in seen:
                     continue
                 seen.add(key)
-            found.append(_collective(module, computation, i, shapes, loops, hosts))
+            found.append(collective(module, computation, i, shapes, loops, hosts))
     return found
 
 
@@ -130,7 +141,7 @@ def large_copies(text: str, at_least_bytes: int) -> list[Copy]:
     """Copies, transposes, slices and conversions inside while bodies whose result has at least so many bytes; fusions that do
     nothing else count too. Updates in place and fusions that compute do not."""
     module = parse(text)
-    fused = {name for body in module.computations.values() for i in body if i.opcode == "fusion" for _, name in _calls(i)}
+    fused = {name for body in module.computations.values() for i in body if i.opcode == "fusion" for _, name in calls(i)}
     out = []
     for computation, loops in _reached(module):
         if not loops.bodies or computation in fused:
@@ -138,7 +149,7 @@ def large_copies(text: str, at_least_bytes: int) -> list[Copy]:
         for i in module.computations[computation]:
             if i.opcode not in MOVES and not (i.opcode == "fusion" and _only_moves(module, i)):
                 continue
-            result = next(SHAPE.finditer(_result(i.shape)), None)
+            result = next(SHAPE.finditer(result_shape(i.shape)), None)
             if result and (size := _bytes(result[0])) >= at_least_bytes:
                 out.append(Copy(i.name, i.opcode, result[0], size, "S(1)" in (result[3] or ""), loops))
     return out
@@ -170,21 +181,21 @@ def _bytes(shape: str) -> int:
         if found[1] == "u32" and not found[2]:
             continue
         count = math.prod(int(n.removeprefix("<=")) for n in found[2].split(",") if n)
-        total += (count * _bits(found[1]) + 7) // 8
+        total += (count * bits(found[1]) + 7) // 8
     return total
 
 
-def _bits(dtype: str) -> int:
+def bits(dtype: str) -> int:
     digits = re.search(r"\d+", dtype)
     return int(digits[0]) if digits else 8  # pred
 
 
-def _result(shape: str) -> str:
+def result_shape(shape: str) -> str:
     """From the result on: asynchronous operations print (target, source, context) for a copy, else ((operands), result, ...)."""
     return shape[_balanced(shape, 1) :] if shape.startswith("((") else shape
 
 
-def _calls(i: Instruction) -> Iterator[tuple[str, str]]:
+def calls(i: Instruction) -> Iterator[tuple[str, str]]:
     for role, names in CALLS.findall(i.attributes):
         for name in re.findall(r"[\w.\-]+", names):
             yield role, name
@@ -201,22 +212,22 @@ def _reached(module: Module) -> Iterator[tuple[str, Loops]]:
         computation, loops = at
         yield at
         for i in module.computations[computation]:
-            for role, name in _calls(i):
+            for role, name in calls(i):
                 if role == "to_apply" and i.opcode != "call":
                     continue
                 if i.opcode == "while":
-                    trips = _trips(module, computation, i)
+                    trips = trip_count(module, computation, i)
                     inside = (*loops.bodies, name) if role == "body" else loops.bodies
                     stack.append((name, Loops(inside, loops.runs * (trips or 1), loops.known and trips is not None)))
                 else:
                     stack.append((name, loops))
 
 
-def _trips(module: Module, computation: str, loop: Instruction) -> int | None:
+def trip_count(module: Module, computation: str, loop: Instruction) -> int | None:
     """Trips of a while: as XLA notes it, else limit - start of a counter that is compared with a constant; None if neither."""
     if noted := re.search(r'known_trip_count":\{"n":"(\d+)"', loop.attributes):
         return int(noted[1])
-    condition = next((name for role, name in _calls(loop) if role == "condition"), "")
+    condition = next((name for role, name in calls(loop) if role == "condition"), "")
     inside = {i.name: i for i in module.computations.get(condition, [])}
     root = next((i for i in inside.values() if i.root), None)
     if root is None or root.opcode != "compare" or "direction=LT" not in root.attributes:
@@ -230,15 +241,30 @@ def _trips(module: Module, computation: str, loop: Instruction) -> int | None:
     start = outside.get(start.operands[int(index[1])]) if start and start.opcode == "tuple" else None
     while start and start.opcode in ("copy", "bitcast", "reshape") and start.operands:
         start = outside.get(start.operands[0])
-    return int(limit.arguments) - (int(start.arguments) if start and start.opcode == "constant" else 0)
+    first = int(start.arguments) if start and start.opcode == "constant" else 0
+    return -(-(int(limit.arguments) - first) // _step(module, loop, int(index[1])))
+
+
+def _step(module: Module, loop: Instruction, index: int) -> int:
+    """What a loop adds to its counter: XLA unrolls some by two. 1 where the body doesn't say."""
+    body = next((name for role, name in calls(loop) if role == "body"), "")
+    inside = {i.name: i for i in module.computations.get(body, [])}
+    root = next((i for i in inside.values() if i.root and i.opcode == "tuple"), None)
+    added = inside.get(root.operands[index]) if root else None
+    while added and added.opcode in ("copy", "bitcast") and added.operands:
+        added = inside.get(added.operands[0])
+    if added is None or added.opcode != "add":
+        return 1
+    constants = [inside[name].arguments for name in added.operands if name in inside and inside[name].opcode == "constant"]
+    return int(constants[0]) if len(constants) == 1 and int(constants[0]) > 0 else 1
 
 
 def _only_moves(module: Module, fusion: Instruction) -> bool:
-    opcodes = {i.opcode for _, name in _calls(fusion) for i in module.computations.get(name, [])}
+    opcodes = {i.opcode for _, name in calls(fusion) for i in module.computations.get(name, [])}
     return bool(opcodes & MOVES) and opcodes <= MOVES | PASSIVE
 
 
-def _collective(
+def collective(
     module: Module, computation: str, i: Instruction, shapes: dict[str, str], loops: Loops, hosts: Sequence[int] | None
 ) -> Collective:
     kind = i.opcode.removesuffix("-start")
