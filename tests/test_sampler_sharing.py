@@ -11,6 +11,7 @@ import pytest
 from sampler_support import LLAMA, SPECS, assert_same_draws, engine_of, flat, full_logits, log_softmax, params_of, requests_of
 
 from coevo_jax.sampler import kv
+from coevo_jax.sampler.block_attention import Context, block_attention
 from coevo_jax.sampler.prefill import BLOCK, Span, choose, fill, pack, variants
 from coevo_jax.sampler.tree import Heads, plan
 from coevo_jax.sampler.tree import flat as no_sharing
@@ -96,22 +97,54 @@ def test_a_new_head_begins_a_new_block_and_nothing_crosses_a_row():
     spans = [Span(np.full(n, 9, np.int32), start, head) for n, start, head in ((10, 5, 1), (20, 5, 1), (10, 7, 2), (100, 0, 0))]
     assert fill(spans, (2, 128)) == [(0, 0), (0, 10), (0, BLOCK), (1, 0)]
     assert fill([Span(np.zeros(100, np.int32))] * 3, (2, 128)) == [(0, 0), (1, 0)]
-    packed = pack(spans[:3], variants(128, 128, 1, contexts=True)[-1])
+    packed = pack(spans[:3], variants(128, 128, 1, heads=128)[-1])
     assert packed.positions[0, :3].tolist() == [5, 6, 7] and packed.positions[0, BLOCK] == 7
     assert packed.heads.tolist() == [[1, 2]] and packed.head_lengths.tolist() == [[5, 7]] and packed.used == 40
     with pytest.raises(ValueError, match="do not fit"):
-        pack(spans, variants(128, 128, 1, contexts=True)[-1])
+        pack(spans, variants(128, 128, 1, heads=128)[-1])
 
 
 def test_the_smallest_program_that_holds_everything_is_taken():
-    shapes = variants(512, 2048, 1, contexts=True)
+    shapes = variants(512, 2048, 1, heads=512)
     span = lambda n, start=0: Span(np.zeros(n, np.int32), start)  # noqa: E731
     assert choose([span(100)], shapes, 1) == (1, shapes[0]) and shapes[0].shape == (1, 128)
     count, v = choose([span(100)] * 9, shapes, 9)
     assert count == 9 and v.shape == (1, 2048) and v.longest == 128 and v.context == 0
     count, v = choose([span(500, 40)] * 9, shapes, 9)
-    assert count == 4 and v.longest == 512 and v.context == 256
+    assert count == 4 and v.longest == 512 and v.context == 384
     assert choose([span(100)] * 9, shapes, 1)[1].shape == (1, 128)
+
+
+@pytest.mark.parametrize("attention", ["xla", "blocks", "splash"])
+def test_no_program_reads_more_of_a_head_than_the_store_holds(attention):
+    for longest in (40, 100, 300):  # scoring takes prompts with their continuations: longer than any head
+        widths = {v.context for v in variants(longest, 256, 1, heads=64, attention=attention)}
+        assert widths == {0, 64}
+    assert {v.context for v in variants(300, 512, 1, heads=320, attention=attention)} == {0, 256, 320}
+    assert {v.context for v in variants(300, 512, 1, heads=0, attention=attention)} == {0}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("window", [None, 0, 40])
+def test_blocks_one_after_the_other_or_all_at_once(dtype, window):
+    P, T, K, G, d, R, W = 2, 5 * BLOCK, 2, 3, 8, 3, 128
+    rng = np.random.default_rng(0)
+    normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
+    store = jax.tree.map(lambda x: x[None], kv.encode(normal(R, W, K, d), normal(R, W, K, d), jnp.dtype(dtype)))
+    context = Context(store, jnp.int32(0), jnp.asarray([[0, 0, 2, 1, 1], [1] * 5], jnp.int32),
+                      jnp.asarray([[7, 7, 128, 0, 0], [90] * 5], jnp.int32), 128)  # fmt: skip
+    lengths = [[60, 68, 64, 100, 20], [130, 150]]
+    segments = np.zeros((P, T), np.int32)
+    for row, sizes in enumerate(lengths):
+        ids = np.repeat(np.arange(len(sizes)) + 1 + 10 * row, sizes)
+        segments[row, : len(ids)] = ids
+    positions = np.asarray([[(r[: t + 1] == r[t]).sum() - 1 for t in range(T)] for r in segments], np.int32)
+    args = normal(P, T, K * G, d), normal(P, T, K, d), normal(P, T, K, d), jnp.asarray(positions), jnp.asarray(segments)
+    w = None if window is None else jnp.int32(window)
+    for head in (context, None):
+        one, all_ = (block_attention(*args, 150, head, w, loop) for loop in (True, False))
+        used = segments > 0
+        np.testing.assert_allclose(np.asarray(one)[used], np.asarray(all_)[used], atol=2e-6)
 
 
 # ---- results do not depend on sharing ----

@@ -66,9 +66,11 @@ class Engine:
         if self.window or self.segment:  # which read what is filled alone
             self.reaches = [self.positions]
         packed = {"pallas": "splash", "pallas_interpret": "splash_interpret"}.get(cfg.attention, "xla")
-        self.variants = prefill.variants(cfg.max_prompt, cfg.prefill_tokens, self.rows, cfg.share_heads, packed)
+        packed = "blocks" if packed == "xla" and self._one_cpu else packed
+        heads = self.head_width if cfg.share_heads else 0
+        self.variants = prefill.variants(cfg.max_prompt, cfg.prefill_tokens, self.rows, heads, packed)
         longest = cfg.max_prompt + cfg.max_new
-        self.score_variants = prefill.variants(longest, cfg.prefill_tokens, self.rows, cfg.share_heads, packed)
+        self.score_variants = prefill.variants(longest, cfg.prefill_tokens, self.rows, heads, packed)
         self.least = cfg.share_least if cfg.share_heads else 0
         self.deepest = min(cfg.heads, 3)
         self.refill_at = max(1, math.ceil(cfg.refill_free_share * cfg.slots))  # free slots worth ending a dispatch for
@@ -197,6 +199,10 @@ class Engine:
         return classes
 
     @property
+    def _one_cpu(self) -> bool:
+        return self._platform == "cpu" and (self.mesh is None or self.mesh.size == 1)
+
+    @property
     def _platform(self) -> str:
         return jax.default_backend() if self.mesh is None else self.mesh.devices.flat[0].platform
 
@@ -208,9 +214,8 @@ class Engine:
         """A decode program's plan; guided ones take one step. narrow: for a state of so few slots (0: of all)."""
         every, window = (1, min(1, self.window)) if guided else (self.cfg.check_every, self.window)
         width, attention = self.head_width if shared else 0, self.cfg.attention
-        cpu = self._platform == "cpu" and (self.mesh is None or self.mesh.size == 1)
         classes = ((narrow, self.positions),) if narrow else self.classes
-        return decode.Plan(classes, reach, width, truncated, forced, every, attention, window, cpu)
+        return decode.Plan(classes, reach, width, truncated, forced, every, attention, window, self._one_cpu)
 
     def reach_for(self, needed: int) -> int:
         """The shortest compiled reach that holds so many positions."""

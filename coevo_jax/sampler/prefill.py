@@ -27,6 +27,7 @@ from coevo_jax.sampler.block_attention import BLOCK, Context, block_attention
 from coevo_jax.sampler.kv import KV, encode
 
 Shape = tuple[int, int]  # (rows, positions a row) of a compiled program
+BY_BLOCKS = ("xla", "blocks")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +43,8 @@ class Span:
 class Variant:
     """What a program is compiled for: its shape, the longest span, and how wide heads may be (0 = there are none).
 
-    attention: of models.attention, for spans without heads (splash on a TPU); xla is block by block.
+    attention: of models.attention, for spans without heads (splash on a TPU); xla is by blocks, all at once, and blocks is the
+    same, one after the other (a CPU; one row).
     """
 
     shape: Shape
@@ -78,22 +80,24 @@ def round_up(n: int, step: int) -> int:
     return -(-n // step) * step
 
 
-def variants(longest: int, budget: int, rows: int, contexts: bool, attention: str = "xla") -> list[Variant]:
-    """Programs, smallest first; no span is longer than the row of the largest. budget: its tokens, over all rows.
+def variants(longest: int, budget: int, rows: int, heads: int, attention: str = "xla") -> list[Variant]:
+    """Programs, smallest first; no span is longer than the row of the largest. budget: its tokens, over all rows;
+    heads: positions of a row of the store, 0 = nothing is shared.
 
-    The largest shape has a cheaper program for short spans, and two widths of heads.
+    The largest shape has a cheaper program for short spans, and two widths of heads. About two thirds of a judge's prompt are
+    head: that length has a shape and a width of its own.
     """
-    step = BLOCK if attention == "xla" else max(BLOCK, 128)  # splash runs rows of a multiple of 128
+    step = BLOCK if attention in BY_BLOCKS else max(BLOCK, 128)  # splash runs rows of a multiple of 128
     most = round_up(max(longest, budget // rows), step)
-    whole = round_up(longest, step)
-    sizes = sorted({min(whole, 2 * BLOCK), min(max(whole, round_up(most // 4, step)), most), most})
+    whole, part = round_up(longest, step), round_up(2 * longest // 3, step)
+    sizes = sorted({min(whole, 2 * BLOCK), part, min(max(whole, round_up(most // 4, step)), most), most})
     out = []
     for T in sizes:
         spans = sorted({min(2 * BLOCK, whole), whole} if most == T else {min(whole, T)})
-        half = [round_up(whole // 2, BLOCK)] if most == T else []
-        for width in sorted({0, *half, whole} if contexts else {0}):
-            if width or attention == "xla":
-                out += [Variant((rows, T), n, width) for n in spans]
+        narrow = [round_up(2 * heads // 3, BLOCK)] if most == T else []
+        for width in sorted({0, *narrow, heads}) if heads else (0,):
+            if width or attention in BY_BLOCKS:
+                out += [Variant((rows, T), n, width, attention if attention in BY_BLOCKS else "xla") for n in spans]
             else:
                 out.append(Variant((rows, T), spans[-1], 0, attention))
     return out
@@ -173,8 +177,9 @@ def packed_forward(
         q, k, v = attention_inputs(layer, spec, x, cos[constants["rope"]], sin[constants["rope"]])
         context = None if store is None or not variant.context else Context(store, index, heads_PxN, lengths_PxN, variant.context)
         window = constants["window"] if spec.windows else None
-        if variant.attention == "xla":
-            attended = block_attention(q, k, v, positions_PxT, segments_PxT, variant.longest, context, window)
+        if variant.attention in BY_BLOCKS:
+            loop = variant.attention == "blocks"
+            attended = block_attention(q, k, v, positions_PxT, segments_PxT, variant.longest, context, window, loop)
         else:
             attended = packed_attention(
                 q, k, v, positions_PxT, segments_PxT, window, variant.attention, windows=spec.windows, mesh=mesh, dealt=dealt
