@@ -84,22 +84,23 @@ def variants(longest: int, budget: int, rows: int, heads: int, attention: str = 
     """Programs, smallest first; no span is longer than the row of the largest. budget: its tokens, over all rows;
     heads: positions of a row of the store, 0 = nothing is shared.
 
-    The largest shape has a cheaper program for short spans, and two widths of heads. About two thirds of a judge's prompt are
-    head: that length has a shape and a width of its own.
+    The largest shape has cheaper programs for short spans, and two widths of heads. About two thirds of a judge's prompt are head,
+    so that length has a shape and a width of its own; and the third that is left has programs, where one compiles in a second.
     """
     step = BLOCK if attention in BY_BLOCKS else max(BLOCK, 128)  # splash runs rows of a multiple of 128
     most = round_up(max(longest, budget // rows), step)
     whole, part = round_up(longest, step), round_up(2 * longest // 3, step)
     sizes = sorted({min(whole, 2 * BLOCK), part, min(max(whole, round_up(most // 4, step)), most), most})
+    by = attention if attention in BY_BLOCKS else "xla"
+    short = {2 * BLOCK, round_up(longest // 3, BLOCK)} if by == "blocks" else {2 * BLOCK}
     out = []
     for T in sizes:
-        spans = sorted({min(2 * BLOCK, whole), whole} if most == T else {min(whole, T)})
-        narrow = [round_up(2 * heads // 3, BLOCK)] if most == T else []
-        for width in sorted({0, *narrow, heads}) if heads else (0,):
-            if width or attention in BY_BLOCKS:
-                out += [Variant((rows, T), n, width, attention if attention in BY_BLOCKS else "xla") for n in spans]
-            else:
-                out.append(Variant((rows, T), spans[-1], 0, attention))
+        for width in sorted({0, round_up(2 * heads // 3, BLOCK) if most == T else 0, heads}):
+            if not width and attention not in BY_BLOCKS:
+                out.append(Variant((rows, T), min(whole, T), 0, attention))
+                continue
+            spans = {whole, *(short if width else {2 * BLOCK})} if most == T else {T}
+            out += [Variant((rows, T), n, width, by) for n in sorted({min(n, whole) for n in spans})]
     return out
 
 
