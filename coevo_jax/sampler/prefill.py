@@ -84,8 +84,8 @@ def variants(longest: int, budget: int, rows: int, heads: int, attention: str = 
     """Programs, smallest first; no span is longer than the row of the largest. budget: its tokens, over all rows;
     heads: positions of a row of the store, 0 = nothing is shared.
 
-    The largest shape has cheaper programs for short spans, and two widths of heads. About two thirds of a judge's prompt are head,
-    so that length has a shape and a width of its own; and the third that is left has programs, where one compiles in a second.
+    The largest shape has cheaper programs for short spans, and two widths of heads. About two thirds of a judge's prompt are
+    head: that length has a shape and a width of its own; and the third that is left has programs, where one compiles in a second.
     """
     step = BLOCK if attention in BY_BLOCKS else max(BLOCK, 128)  # splash runs rows of a multiple of 128
     most = round_up(max(longest, budget // rows), step)
