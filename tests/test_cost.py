@@ -260,7 +260,7 @@ def test_where_a_torus_closes():
 COLLECTIVES = """  %x = f32[250000]{{0}} parameter(0)
   %u = bf16[{n},128]{{1,0:S(1)}} parameter(1)
   %y = bf16[128,256]{{1,0:S(1)}} parameter(2)
-  %ags = (f32[250000]{{0}}, f32[1000000]{{0}}) all-gather-start(%x), channel_id=1, replica_groups={{{{0,1,2,3}}}}, dimensions={{0}}
+  %ags = (f32[250000]{{0}}, f32[1000000]{{0}}) all-gather-start(%x), channel_id=1, replica_groups={{{{0,1,2,3}}}}
   %c = bf16[{n},256]{{1,0:S(1)}} convolution(%u, %y), dim_labels=bf_io->bf
   %agd = f32[1000000]{{0}} all-gather-done(%ags)
   ROOT %ar = f32[250000]{{0}} all-reduce(%x), channel_id=2, replica_groups={{{{0,1,2,3}}}}, to_apply=%sum
