@@ -7,13 +7,14 @@ import dataclasses
 from coevo_jax.config import Experiment
 from coevo_jax.config.load import load_config
 from coevo_jax.config.override import apply_overrides
+from coevo_jax.config.scale import shrink
 from coevo_jax.config.validate import validate
 from coevo_jax.errors import UserError, nearest
 
 HELP = """python run.py [--config=configs/NAME.py] [--config.KEY=VALUE ...] [--workdir=DIR] [--print_config] [--dry_run]
 
   --config        a Python file with get_config(); default {default}
-  --config.KEY    overrides one field, for example --config.schedule.k=10
+  --config.KEY    overrides one field, for example --config.schedule.k=10; --config.scale=smoke shrinks it to seconds on a CPU
   --workdir       the run folder; default runs/<config name>; the same command goes on with a run that stopped
   --print_config  print the resolved config and stop
   --dry_run       load everything, print rendered prompts, batch arithmetic and memory, train nothing"""
@@ -59,7 +60,10 @@ def parse_flags(argv: list[str], default: str) -> Flags:
 
 
 def resolve(flags: Flags) -> Experiment:
-    """The validated experiment that the flags name."""
-    cfg = apply_overrides(load_config(flags.config), flags.overrides)
+    """The validated experiment that the flags name. --config.scale=smoke comes first: other overrides change what it made."""
+    cfg = load_config(flags.config)
+    if apply_overrides(cfg, [o for o in flags.overrides if o.partition("=")[0].strip() == "scale"]).scale == "smoke":
+        cfg = shrink(cfg)
+    cfg = apply_overrides(cfg, flags.overrides)
     validate(cfg)
     return cfg

@@ -32,6 +32,7 @@ class Experiment:
 
     name: str = "experiment"
     seed: int = 1
+    scale: str = "full"  # full | smoke: the same experiment in seconds on a CPU (config/scale.py)
     policy: ModelConfig = ModelConfig()
     generator: GeneratorConfig = GeneratorConfig()
     judge: JudgeConfig = JudgeConfig()

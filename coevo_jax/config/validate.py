@@ -19,6 +19,7 @@ DTYPES = ("float32", "bfloat16")
 ENDPOINTS = ("judge", "generator")
 ORDERS = ("alternate", "generator_first", "policy_only", "generator_only")
 CHOICES: dict[str, tuple[str, ...]] = {
+    "scale": ("full", "smoke"),
     "policy.dtype": DTYPES,
     "policy.param_dtype": DTYPES,
     "generator.mode": ("single", "two"),

@@ -1,0 +1,73 @@
+"""scale=smoke: any experiment, small enough for a laptop's CPU in seconds. Imports no JAX.
+
+Only sizes, counts, where models and prompts come from, and what a CPU lacks (mesh, TPU kernels) change: rubric prompt and schema,
+judge protocol and order, reward, advantage, loss, trainer and order of phases stay what the experiment names
+(tests/test_config_scale.py holds every config to that).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coevo_jax.config import Experiment, api_model
+from coevo_jax.config.override import get_at, replace_at
+
+SMOKE: dict[str, Any] = {
+    "policy.source": "tiny",
+    "policy.sha256": "",
+    "judge.sha256": "",
+    "data.prompts": "tiny",
+    "data.prompt_column": "prompt",
+    "data.max_prompt_tokens": 64,
+    "data.heldout": 0,
+    "schedule.cycles": 1,
+    "schedule.k": 2,
+    "schedule.prompts": 2,
+    "schedule.group": 2,
+    "advantage.max_resample": 1,
+    "warmup.data": "tiny",
+    "warmup.batch": 4,
+    "pairs.min_gap": 1,
+    "pairs.max_gap": 8,
+    "pairs.per_slot": 8,
+    "answer.max_new_tokens": 12,
+    "rubric_sampling.max_new_tokens": 48,
+    "question_sampling.max_new_tokens": 24,
+    "judge.sampling.max_new_tokens": 32,
+    "update.pack_length": 512,
+    "update.max_segments": 4,
+    "update.rows_per_micro": 2,
+    "update.logprob_chunk": 64,
+    "update.attention": "xla",
+    "sampler.slots": 8,
+    "sampler.max_prompt": 448,
+    "sampler.max_new": 48,
+    "sampler.steps_per_dispatch": 8,
+    "sampler.prefill_tokens": 512,
+    "sampler.length_classes": (),
+    "sampler.narrow": (),
+    "sampler.heads": 4,
+    "sampler.attention": "xla",
+    "mesh.data": -1,
+    "mesh.fsdp": 1,
+    "mesh.tensor": 1,
+    "run.save_every": 2,
+}
+SOURCES = ("generator.source", "judge.source")  # kept where no weights are read: '', oracle, an endpoint's model
+MOST = {"warmup.updates": 2, "run.keep": 2}  # kept where they are less
+
+
+def shrink(cfg: Experiment) -> Experiment:
+    """The experiment at the size of a smoke test."""
+    prompts = cfg.data.prompts
+    for key, value in SMOKE.items():
+        cfg = replace_at(cfg, key, value)
+    if prompts.startswith("reasoning_gym:"):  # which bring their verifier
+        cfg = replace_at(cfg, "data.prompts", prompts)
+    for key in SOURCES:
+        source = get_at(cfg, key)
+        if source not in ("", "oracle") and not api_model(source):
+            cfg = replace_at(cfg, key, "tiny")
+    for key, most in MOST.items():
+        cfg = replace_at(cfg, key, min(most, get_at(cfg, key)))
+    return replace_at(cfg, "scale", "smoke")

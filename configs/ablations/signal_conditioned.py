@@ -1,0 +1,24 @@
+"""Preference signal: an answer written with the rubric in view against one without.
+
+    python run.py --config=configs/ablations/signal_conditioned.py --workdir=/mnt/shared/signal_conditioned
+    python run.py --config=configs/ablations/signal_conditioned.py --config.scale=smoke  # on a CPU
+
+Hardware: a slice that holds configs/evolm_qwen3_8b.py, whose other flags (sources, data) apply here too; never run on
+a TPU.
+Paper (arXiv 2605.03871): a row of the ablation over preference signals; temporal contrast is the main experiment.
+Expected: large margins early on: the better answer has read the criteria.
+"""
+
+from coevo_jax.config import Experiment
+from coevo_jax.config.override import apply_overrides
+from configs.evolm_qwen3_8b import get_config as main
+
+CHANGES = (
+    "name=signal_conditioned",
+    "pairs.temporal=0",
+    "pairs.conditioned=1",
+)
+
+
+def get_config() -> Experiment:
+    return apply_overrides(main(), CHANGES)
