@@ -125,10 +125,11 @@ class Watchdog:
     def _fail(self, error: BaseException) -> None:
         """Does not return."""
         if not isinstance(error, UserError | KeyboardInterrupt | SystemExit):
-            traceback.print_exception(error)
             # It may be a collective that another's end broke: then the thread finds out whose, and ends this process first.
             if "Gloo" in str(error) or type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError"):
+                print(f"[process {self.index}] {_first_line(error)}", file=sys.stderr, flush=True)
                 time.sleep(self.dead_after + 4 * self.interval)
+            traceback.print_exception(error)
         elif isinstance(error, UserError):
             print(f"error: {error}", file=sys.stderr, flush=True)
         self.finish(f"{type(error).__name__}: {_first_line(error)}")
@@ -224,7 +225,7 @@ class Watchdog:
             return f"all processes are {beat.where()}, and it does not end: a collective or a file system hangs"
         told = "; ".join(f"process {i} hangs {every[i].where()}" for i in missing)
         beat = every[waiting[0]]
-        return f"{told}; process {_names(sorted(waiting))} waits for it {beat.where()}"
+        return f"{told}; waiting {beat.where()}: process {_names(sorted(waiting))}"
 
     # ---- the end -------------------------------------------------------------------------------------------------------
 
