@@ -9,6 +9,7 @@ All functions here are called by every process, in the same order; with one proc
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 from collections.abc import Sequence
@@ -106,13 +107,19 @@ def largest(numbers: Sequence[int]) -> list[int]:
     """The largest value of each number over all processes: one small collective of the devices, so also a meeting point."""
     if jax.process_count() == 1:
         return list(numbers)
-    first = [next(d for d in jax.devices() if d.process_index == i) for i in range(jax.process_count())]
+    rows, maximum = _maximum()
+    mine = jax.device_put(np.asarray([numbers], np.int32), next(iter(rows.addressable_devices)))
+    every = jax.make_array_from_single_device_arrays((jax.process_count(), len(numbers)), rows, [mine])
+    return [int(n) for n in np.asarray(maximum(every))]
+
+
+@functools.cache
+def _maximum() -> tuple[NamedSharding, Any]:
+    """Where [processes, N] lies, a row on the first device of each process, and the jitted maximum over processes."""
+    first = [min((d for d in jax.devices() if d.process_index == i), key=lambda d: d.id) for i in range(jax.process_count())]
     mesh = Mesh(np.asarray(first, dtype=object), ("process",))
-    rows = NamedSharding(mesh, PartitionSpec("process"))
-    mine = jax.device_put(np.asarray([numbers], np.int32), jax.local_devices()[0])
-    every = jax.make_array_from_single_device_arrays((len(first), len(numbers)), rows, [mine])
-    found = jax.jit(lambda x: jnp.max(x, axis=0), out_shardings=NamedSharding(mesh, PartitionSpec()))(every)
-    return [int(n) for n in np.asarray(found)]
+    whole = NamedSharding(mesh, PartitionSpec())
+    return NamedSharding(mesh, PartitionSpec("process")), jax.jit(lambda x: jnp.max(x, axis=0), out_shardings=whole)
 
 
 def any_process(flag: bool) -> bool:

@@ -71,8 +71,8 @@ def train(cfg: Experiment, workdir: str, console: RunConsole | None = None, watc
         check_run(workdir, to_dict(cfg))
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(_stop_on_signals(console))
-        watchdog.at("assemble")
-        system = assemble(cfg, console, watchdog=watchdog)  # what is wrong with the config shows here, before anything is written
+        with watchdog.meeting("assemble"):  # what is wrong with the config shows here, before anything is written
+            system = assemble(cfg, console, watchdog=watchdog)
         folder = stack.enter_context(
             open_run(workdir, to_dict(cfg), primary=first, inputs=system.inputs,
                      allow_changed_inputs=cfg.run.allow_changed_inputs)
