@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from coevo_jax.config import Experiment, ModelConfig, api_model
+from coevo_jax.config import Experiment, ModelConfig, SamplerConfig, api_model
 from coevo_jax.config.validate import compat_warnings
 from coevo_jax.data import PromptSet, SlotStream, read_chat, read_prompts
 from coevo_jax.distributed import local_mesh, own
@@ -188,6 +188,22 @@ def _load(cfg: ModelConfig, mesh: Any, group: str) -> LoadedModel:
         raise UserError(error.what, where=where, expected=error.expected, nearest=error.nearest) from error
 
 
+def share_of(cfg: SamplerConfig, processes: int) -> SamplerConfig:
+    """One process's part of the slots and of a prefill program's tokens, which the config counts over all; rounded up."""
+    if processes == 1:
+        return cfg
+
+    def part(n: int) -> int:
+        return -(-n // processes)
+
+    classes = tuple((part(n), positions) for n, positions in cfg.length_classes)
+    slots = sum(n for n, _ in classes) or part(cfg.slots)
+    return dataclasses.replace(
+        cfg, slots=slots, length_classes=classes, narrow=tuple(n for n in cfg.narrow if n < slots),
+        prefill_tokens=part(cfg.prefill_tokens),
+    )  # fmt: skip
+
+
 class _Engines:
     """One engine an architecture: roles of the same spec and stop ids share programs and KV memory."""
 
@@ -198,7 +214,8 @@ class _Engines:
     def get(self, spec: ModelSpec, stop_ids: tuple[int, ...]) -> Engine:
         key = (spec, tuple(stop_ids))
         if key not in self._made:
-            self._made[key] = Engine(spec, self.cfg.sampler, tuple(stop_ids), mesh=self.mesh, seed=self.cfg.seed)
+            cfg = share_of(self.cfg.sampler, jax.process_count())
+            self._made[key] = Engine(spec, cfg, tuple(stop_ids), mesh=self.mesh, seed=self.cfg.seed)
         return self._made[key]
 
     @property

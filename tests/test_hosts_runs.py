@@ -35,6 +35,7 @@ from coevo_jax.sampler.keys import row_key, token_uniforms
 
 # Policy, rubric, policy, rubric: one update each, a checkpoint after each.
 SHORT = ("schedule.cycles=2", "schedule.k=1", "run.save_every=1", "run.keep=9", "update.rows_per_micro=4")
+SHORT = (*SHORT, "sampler.share_heads=false", "sampler.prefill_tokens=256")  # few programs
 UPDATES = 4
 # What depends on how requests are dealt out and on how rows are packed, not on what they hold.
 DEALT = ("sampler/dispatches", "sampler/occupancy", "tokens/prefilled")

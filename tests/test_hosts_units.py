@@ -11,7 +11,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from learn_support import experiment, mesh_of, some_samples
 
-from coevo_jax.config import LossConfig
+from coevo_jax.assemble import share_of
+from coevo_jax.config import LossConfig, SamplerConfig
 from coevo_jax.distributed import global_rows, initialize, largest, own, to_all, to_first
 from coevo_jax.errors import UserError
 from coevo_jax.learn.packing import pack, with_micro_batches
@@ -49,6 +50,14 @@ def test_one_process_meets_nobody() -> None:
 def test_flags_that_do_not_go_together(flags: tuple[str, str, str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         initialize(*flags)
+
+
+def test_a_process_takes_its_share_of_the_slots() -> None:
+    cfg = SamplerConfig(slots=12, length_classes=((8, 64), (4, 128)), prefill_tokens=512, max_prompt=64, max_new=64)
+    mine = share_of(cfg, 4)
+    assert (mine.slots, mine.length_classes, mine.prefill_tokens) == (3, ((2, 64), (1, 128)), 128)
+    cfg = SamplerConfig(slots=16, narrow=(2, 8))
+    assert (share_of(cfg, 3).slots, share_of(cfg, 3).narrow) == (6, (2,)) and share_of(cfg, 1) is cfg
 
 
 # ------------------------------------------------------------------------------------------------------------ joined numbers
