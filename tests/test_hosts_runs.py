@@ -36,6 +36,7 @@ from coevo_jax.sampler.keys import row_key, token_uniforms
 # Policy, rubric, policy, rubric: one update each, a checkpoint after each.
 SHORT = ("schedule.cycles=2", "schedule.k=1", "run.save_every=1", "run.keep=9", "update.rows_per_micro=4")
 SHORT = (*SHORT, "sampler.share_heads=false", "sampler.prefill_tokens=256")  # few programs
+SHORT = (*SHORT, "optimizer.eps=1e-3")  # Adam's first steps are smooth in the gradient then, so that rounding stays rounding
 UPDATES = 4
 # What depends on how requests are dealt out and on how rows are packed, not on what they hold.
 DEALT = ("sampler/dispatches", "sampler/occupancy", "tokens/prefilled")
@@ -130,8 +131,7 @@ def assert_like_one(many: pathlib.Path, one: pathlib.Path, updates: int = 2) -> 
         return  # a near-tie, checked: another token changes what follows it
     ours, theirs = rows_of(many), rows_of(one)
     for update in range(updates):
-        assert ours[update].keys() == theirs[update].keys()
-        assert ours[update] == pytest.approx(theirs[update], abs=1e-5 * (1 + 9 * update), rel=1e-5)
+        assert_close(ours[update], theirs[update], 1e-4 if update else 1e-5)
         names = [(r["group"], r["sample"], r["record"], r.get("pair")) for r in read_rollouts(many / "rollouts", update)]
         wanted = [(r["group"], r["sample"], r["record"], r.get("pair")) for r in read_rollouts(one / "rollouts", update)]
         assert names == wanted
@@ -139,6 +139,16 @@ def assert_like_one(many: pathlib.Path, one: pathlib.Path, updates: int = 2) -> 
     assert jax.tree.structure(mine) == jax.tree.structure(its)
     for a, b in zip(jax.tree.leaves(mine), jax.tree.leaves(its), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5, rtol=0)
+
+
+def assert_close(ours: dict[str, Any], theirs: dict[str, Any], tolerance: float) -> None:
+    """Two metrics rows: the same names, numbers within a tolerance."""
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        if isinstance(value, float):
+            assert value == pytest.approx(theirs[name], abs=tolerance, rel=tolerance), name
+        else:
+            assert value == theirs[name], name
 
 
 def assert_same_rollouts(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> int:
@@ -175,7 +185,8 @@ def state_of(folder: pathlib.Path, update: int) -> Any:
     """Parameters and moments after an update, on the host."""
     path = next((folder / "checkpoints").glob(f"step_{update:08d}*")) / "state"
     with ocp.PyTreeCheckpointer() as reader:
-        return jax.tree.map(np.asarray, reader.restore(path))
+        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), reader.metadata(path).item_metadata.tree)
+        return reader.restore(path, restore_args=as_numpy)  # whatever devices it was saved from
 
 
 def test_two_processes_do_what_one_does(one: pathlib.Path, two: pathlib.Path) -> None:
@@ -201,10 +212,10 @@ def test_a_judge_of_weights_and_a_warm_up_on_two_processes(tmp_path: pathlib.Pat
     alone, both = (whole_run(tmp_path / f"run{count}", count, *own) for count in (1, 2))
     ours, theirs = rows_of(both), rows_of(alone)
     assert [row["stage"] for row in ours] == ["warmup", "policy", "rubric"]
-    assert ours[0] == pytest.approx(theirs[0], abs=1e-5)
+    assert_close(ours[0], theirs[0], 1e-5)
     drawn, wanted = ([r["completion_ids"] for r in read_rollouts(folder / "rollouts", 1)] for folder in (both, alone))
     assert drawn == wanted
-    assert ours[1] == pytest.approx(theirs[1], abs=1e-4)
+    assert_close(ours[1], theirs[1], 1e-4)
 
 
 # --------------------------------------------------------------------------------------------- lost, hung and failed processes
