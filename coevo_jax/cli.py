@@ -19,7 +19,7 @@ HELP = """python run.py [--config=configs/NAME.py] [--config.KEY=VALUE ...] [--w
   --dry_run       load everything, print rendered prompts, batch arithmetic and memory, train nothing
 
 Several processes, the same command on each (docs/hosts.md):
-  --processes     how many, or auto: what Cloud TPU, GKE or Slurm say; without it one process
+  --processes     how many, or auto: what Cloud TPU, GKE or Slurm say; without it auto on a TPU VM and else one
   --coordinator   HOST:PORT that process 0 opens and the others reach; not with auto
   --process_id    the number of this process, from 0; not with auto
   --verbose       processes other than 0 print their progress too"""

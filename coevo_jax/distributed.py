@@ -12,6 +12,7 @@ import contextlib
 import functools
 import json
 import math
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,10 +37,13 @@ _calls: dict[str, int] = {}  # how often each function that crosses processes wa
 
 
 def initialize(processes: str, coordinator: str = "", process_id: str = "") -> None:
-    """Join this process to the others; before anything else touches a device. processes: '' (one process), 'auto', or a number.
+    """Join this process to the others; before anything else touches a device. processes: a number, 'auto', or '': 'auto' on a TPU
+    VM, else one process.
 
     UserError where the flags don't go together or the others don't come.
     """
+    if not processes and not coordinator and not process_id and on_tpu_vm():
+        processes = AUTO
     if not processes:
         if coordinator or process_id:
             raise UserError("--coordinator and --process_id name one of several processes", where="command line",
@@ -69,6 +73,16 @@ def _arguments(processes: str, coordinator: str, process_id: str) -> dict[str, A
         )  # fmt: skip
     return {"coordinator_address": coordinator, "num_processes": count, "process_id": int(process_id or 0),
             "cluster_detection_method": "deactivate"}  # fmt: skip
+
+
+def on_tpu_vm() -> bool:
+    """Does this machine have TPU chips, and may JAX use them?"""
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    if platforms and "tpu" not in platforms:
+        return False
+    from jax._src import cloud_tpu_init  # which looked at the PCI bus when JAX was imported
+
+    return bool(getattr(cloud_tpu_init, "running_in_cloud_tpu_vm", False))
 
 
 def client() -> Any:

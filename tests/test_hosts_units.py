@@ -60,6 +60,17 @@ def test_a_process_takes_its_share_of_the_slots() -> None:
     assert (share_of(cfg, 3).slots, share_of(cfg, 3).narrow) == (6, (2,)) and share_of(cfg, 1) is cfg
 
 
+@pytest.mark.parametrize(("platforms", "chips", "joins"), [("", True, True), ("cpu", True, False), ("", False, False)])
+def test_tpu_vms_find_each_other(platforms: str, chips: bool, joins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[dict[str, Any]] = []
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    monkeypatch.setattr("jax._src.cloud_tpu_init.running_in_cloud_tpu_vm", chips)
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **arguments: calls.append(arguments))
+    monkeypatch.setattr(jax.config, "update", lambda name, value: None)
+    initialize("")
+    assert len(calls) == joins and not any("coordinator_address" in call for call in calls)
+
+
 # ------------------------------------------------------------------------------------------------------------ joined numbers
 
 
