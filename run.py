@@ -12,7 +12,8 @@ DEFAULT = "configs/smollm2_demo.py"
 
 
 def main(argv: list[str]) -> int:
-    """Exit code: 0 finished, 2 bad input, 130 stopped by a signal (the same command goes on)."""
+    """Exit code: 0 finished, 2 bad input, 75 another process was lost, 130 stopped by a signal; after the last two the same
+    command goes on."""
     from coevo_jax.errors import UserError
 
     try:
@@ -36,13 +37,19 @@ def _main(argv: list[str]) -> int:
         print(print_config(cfg))
         return 0
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # local files only; nothing is downloaded without saying so
-    from coevo_jax.dry_run import dry_run
-    from coevo_jax.train import train
-
     if flags.dry_run:
+        from coevo_jax.dry_run import dry_run
+
         dry_run(cfg)
         return 0
-    return 0 if train(cfg, flags.workdir or f"runs/{cfg.name}") else 130
+    from coevo_jax.distributed import initialize, watchdog
+    from coevo_jax.progress import console_of
+    from coevo_jax.train import train
+
+    initialize(flags.processes, flags.coordinator, flags.process_id)
+    with watchdog(cfg.run).watching() as watch:
+        finished = train(cfg, flags.workdir or f"runs/{cfg.name}", console_of(watch.index, flags.verbose), watch)
+    return 0 if finished else 130
 
 
 if __name__ == "__main__":

@@ -16,9 +16,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from coevo_jax.config import Experiment, ModelConfig, api_model
+from coevo_jax.config import Experiment, ModelConfig, SamplerConfig, api_model
 from coevo_jax.config.validate import compat_warnings
 from coevo_jax.data import PromptSet, SlotStream, read_chat, read_prompts
+from coevo_jax.distributed import local_mesh, own
 from coevo_jax.errors import UserError
 from coevo_jax.judges import Judge, make_judge
 from coevo_jax.learner import Learner, make_learner
@@ -32,6 +33,7 @@ from coevo_jax.models.quantize import quantize_params
 from coevo_jax.models.spec import ModelSpec
 from coevo_jax.preference.buffer import ReplayBuffer
 from coevo_jax.progress import RunConsole
+from coevo_jax.records.facts import Facts
 from coevo_jax.records.fingerprint import fingerprint
 from coevo_jax.records.run_folder import Input
 from coevo_jax.remote import Endpoint
@@ -39,6 +41,7 @@ from coevo_jax.rubrics.endpoint import EndpointWriter
 from coevo_jax.sampler import Engine
 from coevo_jax.text.chat import ChatTokenizer
 from coevo_jax.text.prompts import template_identity
+from coevo_jax.watchdog import Watchdog
 
 # The template of each judge protocol that reads text.
 JUDGE_PROMPTS = {"json_score": "judge_score", "json_criteria": "judge_criteria", "criterion_logits": "criterion_yes_no"}
@@ -72,19 +75,17 @@ class System:
             return 1.0
         return (self.cfg.answer if stage.role == "policy" else self.cfg.rubric_sampling).temperature
 
-    def take_sampler_stats(self) -> dict[str, float]:
-        """Counts of the engines since the last call."""
-        used = [engine.stats for engine in self.engines]
-        out = {
-            "tokens/sampled": float(sum(s.tokens for s in used)),
-            "tokens/prefilled": float(sum(s.prefill_tokens for s in used)),
-            "sampler/dispatches": float(sum(s.dispatches for s in used)),
-        }
-        if slot_steps := sum(s.slot_steps for s in used):
-            out["sampler/occupancy"] = sum(s.row_steps for s in used) / slot_steps
+    def take_sampler_facts(self) -> Facts:
+        """Counts of this process's engines since the last call."""
+        used, facts = [engine.stats for engine in self.engines], Facts()
+        facts.total("tokens/sampled", sum(s.tokens for s in used))
+        facts.total("tokens/prefilled", sum(s.prefill_tokens for s in used))
+        facts.total("sampler/dispatches", sum(s.dispatches for s in used))
+        steps = sum(s.row_steps for s in used), sum(s.slot_steps for s in used)
+        facts.add("ratio_if", "sampler/occupancy", steps)
         for stats in used:
             stats.reset()
-        return out
+        return facts
 
     def open_caches(self, folder: pathlib.Path) -> None:
         """Let the endpoints keep their replies in the run folder."""
@@ -106,8 +107,9 @@ class System:
                 raise RuntimeError(f"the frozen {name} changed: fingerprint {found}, at start {self.frozen_fingerprints[name]}")
 
 
-def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True) -> System:
+def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True, watchdog: Watchdog | None = None) -> System:
     """Load and build everything; compile the sampler's programs ahead when `warm_up`."""
+    _check_processes(cfg)
     _compilation_cache(cfg, console)
     mesh = make_mesh(cfg.mesh) if jax.device_count() > 1 else None
     console.note(f"devices: {jax.device_count()} {jax.devices()[0].platform}" + (f", mesh {dict(mesh.shape)}" if mesh else ""))
@@ -118,10 +120,11 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True) -> Syst
     if cfg.generator.mode == "two" and "generator" not in endpoints:
         source = dataclasses.replace(cfg.policy, source=cfg.generator.source or cfg.policy.source, sha256="")
         models["rubric"] = _load(source, mesh, "generator")
-    judge_model = _load_judge(cfg, policy, mesh)
+    local = local_mesh(mesh)  # a process samples and judges on its own devices
+    judge_model = _load_judge(cfg, policy, local)
 
     tokenizers = {name: ChatTokenizer.load(model.folder) for name, model in models.items()}
-    engines = _Engines(cfg, mesh)
+    engines = _Engines(cfg, local)
     loop = METHODS[cfg.schedule.mode](cfg)
     trained = {name: sum(s.updates for s in loop if s.role == name or len(models) == 1) for name in models}
     learners = {name: make_learner(name, cfg, model, mesh, trained[name]) for name, model in models.items()}
@@ -133,11 +136,11 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True) -> Syst
     stages = [*supervised.stages(cfg, warmup_role), *loop]
     pairs = cfg.pairs
     buffer = ReplayBuffer(
-        cfg.schedule.prompts, pairs.per_slot, pairs.min_gap, pairs.max_gap, on_empty=pairs.on_empty,
+        own(cfg.schedule.prompts), pairs.per_slot, pairs.min_gap, pairs.max_gap, on_empty=pairs.on_empty,
         fifo_entries=cfg.compat.buffer_entries,
     )  # fmt: skip
     writer = EndpointWriter(endpoints["generator"], cfg.rubric) if "generator" in endpoints else None
-    context = Context(cfg, voices, judge, streams, buffer, console.progress, writer=writer)
+    context = Context(cfg, voices, judge, streams, buffer, console.progress, writer=writer, watchdog=watchdog or Watchdog())
     _check_lengths(context)
     _check_examples(context)
     compat = compat_warnings(cfg)
@@ -151,12 +154,22 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True) -> Syst
     return system
 
 
+def _check_processes(cfg: Experiment) -> None:
+    """What several processes can't do: nothing may depend on which samples share a process."""
+    faults = {"compat.pack_mean": cfg.compat.pack_mean, "compat.buffer_entries": cfg.compat.buffer_entries}
+    if jax.process_count() > 1 and (found := next((key for key, on in faults.items() if on), None)):
+        raise UserError(f"{found} with several processes would depend on their number", where=found, expected="one process")
+    if jax.process_count() > cfg.schedule.prompts:
+        raise UserError(f"{jax.process_count()} processes for {cfg.schedule.prompts} prompt slots", where="schedule.prompts",
+                        expected=f"at least {jax.process_count()}")  # fmt: skip
+
+
 def _load_judge(cfg: Experiment, policy: LoadedModel, mesh: Any) -> LoadedModel | None:
     """The judge's weights, its own copy: the policy's buffers are donated at every update."""
     if cfg.schedule.mode != "evolm" or cfg.judge.protocol == "oracle" or api_model(cfg.judge.source):
         return None
     wanted = ModelConfig(source=cfg.judge.source, dtype=cfg.judge.dtype, param_dtype=cfg.judge.dtype, sha256=cfg.judge.sha256)
-    same = (wanted.source, wanted.param_dtype) == (cfg.policy.source, cfg.policy.param_dtype)
+    same = (wanted.source, wanted.param_dtype) == (cfg.policy.source, cfg.policy.param_dtype) and jax.process_count() == 1
     if same and wanted.sha256 in ("", cfg.policy.sha256):
         copy = quantize_params if cfg.judge.weights == "int8" else functools.partial(jax.tree.map, jnp.copy)
         return dataclasses.replace(policy, params=copy(policy.params))
@@ -175,6 +188,22 @@ def _load(cfg: ModelConfig, mesh: Any, group: str) -> LoadedModel:
         raise UserError(error.what, where=where, expected=error.expected, nearest=error.nearest) from error
 
 
+def share_of(cfg: SamplerConfig, processes: int) -> SamplerConfig:
+    """One process's part of the slots and of a prefill program's tokens, which the config counts over all; rounded up."""
+    if processes == 1:
+        return cfg
+
+    def part(n: int) -> int:
+        return -(-n // processes)
+
+    classes = tuple((part(n), positions) for n, positions in cfg.length_classes)
+    slots = sum(n for n, _ in classes) or part(cfg.slots)
+    return dataclasses.replace(
+        cfg, slots=slots, length_classes=classes, narrow=tuple(n for n in cfg.narrow if n < slots),
+        prefill_tokens=part(cfg.prefill_tokens),
+    )  # fmt: skip
+
+
 class _Engines:
     """One engine an architecture: roles of the same spec and stop ids share programs and KV memory."""
 
@@ -185,7 +214,8 @@ class _Engines:
     def get(self, spec: ModelSpec, stop_ids: tuple[int, ...]) -> Engine:
         key = (spec, tuple(stop_ids))
         if key not in self._made:
-            self._made[key] = Engine(spec, self.cfg.sampler, tuple(stop_ids), mesh=self.mesh, seed=self.cfg.seed)
+            cfg = share_of(self.cfg.sampler, jax.process_count())
+            self._made[key] = Engine(spec, cfg, tuple(stop_ids), mesh=self.mesh, seed=self.cfg.seed)
         return self._made[key]
 
     @property
@@ -200,14 +230,14 @@ def _voice(learner: Learner, tokenizer: ChatTokenizer, engines: _Engines) -> Voi
 def _make_endpoints(cfg: Experiment, console: RunConsole) -> dict[str, Endpoint]:
     """The roles that another machine plays. Nothing is asked yet."""
     roles = {"judge": (cfg.judge.source, cfg.judge.endpoint), "generator": (cfg.generator.source, cfg.generator.endpoint)}
-    remote = {role: (api_model(source), own) for role, (source, own) in roles.items() if api_model(source)}
+    remote = {role: (api_model(source), how) for role, (source, how) in roles.items() if api_model(source)}
     if cfg.schedule.mode != "evolm":
         return {}
-    for role, (model, own) in remote.items():
-        console.note(f"{role}: {model!r} at {own.base_url}, {own.concurrency} requests at a time")
-        if own.key_env and own.base_url.startswith("http://"):
-            console.note(f"warning: the key in {own.key_env} travels unencrypted: {role}.endpoint.base_url is no https address")
-    return {role: Endpoint(role, model, own) for role, (model, own) in remote.items()}
+    for role, (model, how) in remote.items():
+        console.note(f"{role}: {model!r} at {how.base_url}, {how.concurrency} requests at a time")
+        if how.key_env and how.base_url.startswith("http://"):
+            console.note(f"warning: the key in {how.key_env} travels unencrypted: {role}.endpoint.base_url is no https address")
+    return {role: Endpoint(role, model, how) for role, (model, how) in remote.items()}
 
 
 def _make_judge(
@@ -334,7 +364,7 @@ def _warm_up(system: System, engines: _Engines, judge_model: LoadedModel | None,
 
     for engine, params, asks in speakers:
         seconds += engine.warmup(params, top_p=truncated, next_token=asks, guided=guided, progress=progress)
-    system.take_sampler_stats()  # what the warm-up fed is nobody's metric
+    system.take_sampler_facts()  # what the warm-up fed is nobody's metric
     _give_back_memory()
     console.note(f"compiled in {seconds:.1f} s")
 

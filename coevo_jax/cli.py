@@ -1,4 +1,4 @@
-"""Flags of run.py: --config=FILE, --config.KEY=VALUE, --workdir=DIR, --print_config, --dry_run."""
+"""Flags of run.py: --config=FILE, --config.KEY=VALUE, --workdir=DIR, --print_config, --dry_run; those of several processes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,16 @@ HELP = """python run.py [--config=configs/NAME.py] [--config.KEY=VALUE ...] [--w
   --config.KEY    overrides one field, for example --config.schedule.k=10; --config.scale=smoke shrinks it to seconds on a CPU
   --workdir       the run folder; default runs/<config name>; the same command goes on with a run that stopped
   --print_config  print the resolved config and stop
-  --dry_run       load everything, print rendered prompts, batch arithmetic and memory, train nothing"""
-FLAGS = ("--config", "--workdir", "--print_config", "--dry_run", "--help")
+  --dry_run       load everything, print rendered prompts, batch arithmetic and memory, train nothing
+
+Several processes, the same command on each (docs/hosts.md):
+  --processes     how many, or auto: what Cloud TPU, GKE or Slurm say; without it auto on a TPU VM and else one
+  --coordinator   HOST:PORT that process 0 opens and the others reach; not with auto
+  --process_id    the number of this process, from 0; not with auto
+  --verbose       processes other than 0 print their progress too"""
+VALUES = ("--config", "--workdir", "--processes", "--coordinator", "--process_id")
+SWITCHES = ("--print_config", "--dry_run", "--verbose")
+FLAGS = (*VALUES, *SWITCHES, "--help")
 
 
 @dataclasses.dataclass
@@ -29,6 +37,10 @@ class Flags:
     workdir: str = ""
     print_config: bool = False
     dry_run: bool = False
+    processes: str = ""
+    coordinator: str = ""
+    process_id: str = ""
+    verbose: bool = False
     overrides: tuple[str, ...] = ()
 
 
@@ -38,7 +50,7 @@ def parse_flags(argv: list[str], default: str) -> Flags:
     while waiting:
         word = waiting.pop(0)
         name, equals, value = word.partition("=")
-        if name in ("--config", "--workdir") or name.startswith("--config."):
+        if name in VALUES or name.startswith("--config."):
             if not equals:
                 if not waiting:
                     raise UserError(f"{name} needs a value", where="command line", expected=f"{name}=VALUE")
@@ -47,7 +59,7 @@ def parse_flags(argv: list[str], default: str) -> Flags:
                 overrides.append(f"{name.removeprefix('--config.')}={value}")
             else:
                 setattr(flags, name[2:], value)
-        elif word in ("--print_config", "--dry_run"):
+        elif word in SWITCHES:
             setattr(flags, word[2:], True)
         elif word in ("--help", "-h"):
             print(HELP.format(default=default))

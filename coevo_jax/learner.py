@@ -11,11 +11,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
-from coevo_jax.config import Experiment
+from coevo_jax.config import Experiment, UpdateConfig
+from coevo_jax.distributed import global_rows, largest, local_copy, local_mesh, most_owned
 from coevo_jax.learn.losses import resolve_loss, sft_loss
-from coevo_jax.learn.packing import Sample, pack
+from coevo_jax.learn.packing import Sample, TokenBatch, pack, with_micro_batches
 from coevo_jax.learn.update import Optimizer, TrainState, init_state, make_logprobs, make_optimizer, make_update, rows_devices
+from coevo_jax.mesh import DECODE_RULES, RULES, param_shardings
+from coevo_jax.models.forward import param_shapes
 from coevo_jax.models.load import LoadedModel
 from coevo_jax.models.spec import ModelSpec
 from coevo_jax.records.fingerprint import fingerprint
@@ -32,16 +36,22 @@ class Learner:
     optimizer: Optimizer
     updates: dict[str, Callable[..., tuple[TrainState, dict[str, Any]]]]
     logprobs: Callable[[Any, Any, float], jax.Array]
+    placed: Callable[[Any], Any]  # the trainer's parameters in the sampler's dtype, where it wants them
     mesh: Any = None
     reference: Any = None  # frozen parameters of the KL term, where it has a weight
     anchored: bool = False  # the loop has begun: reference taken, optimizer fresh
     published: Any = None  # what the sampler holds
     _compared: tuple[jax.Array, ...] = ()  # the sampler's and the trainer's arrays that were last found to agree
+    _wanted: str = ""  # several processes: the trainer's fingerprint when its weights were published
 
     def publish(self) -> None:
         """Give the sampler the trainer's weights."""
         self.published, self._compared = None, ()  # the old copy goes before the new one comes
-        self.published = self.state.params if self._shared else _cast(self.state.params, self.cfg.policy.dtype)
+        if jax.process_count() > 1:  # what every process needs for sampling alone: its own copy, and what it must be equal to
+            self.published = local_copy(self.placed(self.state.params), local_mesh(self.mesh))
+            self._wanted = fingerprint(self.state.params, self.cfg.policy.dtype)
+        else:
+            self.published = self.state.params if self._shared else _cast(self.state.params, self.cfg.policy.dtype)
 
     def weights(self) -> Any:
         """What the sampler holds, for a generation that begins now: equal to the trainer's weights of now (design.md 4.7).
@@ -53,7 +63,8 @@ class Learner:
             raise RuntimeError(f"{self.name}: a generation begins and no weights were published after the last update")
         arrays = (*jax.tree.leaves(self.published), *jax.tree.leaves(self.state.params))
         if len(arrays) != len(self._compared) or any(a is not b for a, b in zip(arrays, self._compared)):
-            held, wanted = fingerprint(self.published), fingerprint(self.state.params, self.cfg.policy.dtype)
+            held = fingerprint(self.published)
+            wanted = self._wanted or fingerprint(self.state.params, self.cfg.policy.dtype)
             if held != wanted:
                 raise RuntimeError(
                     f"{self.name}: the sampler's weights are not the trainer's: it holds fingerprint {held}, the trainer's after "
@@ -77,9 +88,7 @@ class Learner:
         cfg = self.cfg.update
         if self.cfg.compat.pack_mean:  # whose rows are means, so what is in a row matters
             cfg = dataclasses.replace(cfg, share_prefix=False)
-        # One shape, and so one program, whatever the packing: rows enough for a sample each; empty micro-batches don't run.
-        most = self.cfg.warmup.batch if loss == "sft" else self.cfg.schedule.prompts * self.cfg.schedule.group
-        rows = pack(samples, cfg, devices=rows_devices(self.mesh), rows=most)
+        rows = self._rows(samples, cfg, loss)
         if loss == "policy" and self.cfg.loss.kl_weight > 0:
             assert self.reference is not None
             rows = rows.replace(ref_logp=self.logprobs(self.reference, rows, temperature))
@@ -88,10 +97,24 @@ class Learner:
         if inner > 1:
             rows = rows.replace(old_logp=self.logprobs(self.state.params, rows, temperature))
         for _ in range(inner):
-            self.published, self._compared = None, ()  # the donated buffers may be the sampler's
+            self.published, self._compared, self._wanted = None, (), ""  # the donated buffers may be the sampler's
             self.state, metrics = self.updates[loss](self.state, rows, temperature)
         found = {name: float(value) for name, value in jax.device_get(metrics).items()}
         return {"update/nonfinite" if name == "nonfinite" else name: value for name, value in found.items()}
+
+    def _rows(self, samples: list[Sample], cfg: UpdateConfig, loss: str) -> TokenBatch:
+        """Packed rows of all processes. One shape, and so one program, whatever the packing: rows enough for a sample each; empty
+        micro-batches don't run. Processes agree on the number of micro-batches, since they run them together."""
+        schedule, processes = self.cfg.schedule, jax.process_count()
+        most = most_owned(self.cfg.warmup.batch) if loss == "sft" else most_owned(schedule.prompts) * schedule.group
+        devices = rows_devices(self.mesh)
+        if processes == 1:
+            return pack(samples, cfg, devices=devices, rows=most)
+        height = -(-cfg.rows_per_micro // devices) * devices  # of a micro-batch over all processes, each of which fills its share
+        cfg = dataclasses.replace(cfg, rows_per_micro=height // processes)
+        rows = pack(samples, cfg, devices=devices // processes, rows=most)
+        rows = with_micro_batches(rows, largest([rows.tokens.shape[0]])[0])
+        return global_rows(rows, NamedSharding(self.mesh, PartitionSpec(None, RULES.batch)))
 
 
 def make_learner(name: str, cfg: Experiment, model: LoadedModel, mesh: Any = None, updates: int = 0) -> Learner:
@@ -105,7 +128,14 @@ def make_learner(name: str, cfg: Experiment, model: LoadedModel, mesh: Any = Non
         "sft": make_update(model.spec, make_optimizer(supervised), sft_loss, cfg, mesh),
     }
     state = init_state(model.params, optimizer)
-    return Learner(name, cfg, model.spec, state, optimizer, functions, make_logprobs(model.spec, cfg, mesh), mesh)
+    placed = make_publish(model.spec, cfg.policy.dtype, mesh)
+    return Learner(name, cfg, model.spec, state, optimizer, functions, make_logprobs(model.spec, cfg, mesh), placed, mesh)
+
+
+def make_publish(spec: ModelSpec, dtype: str, mesh: Any) -> Callable[[Any], Any]:
+    """jitted: parameters in `dtype`, by DECODE_RULES where there is a mesh."""
+    placed = None if mesh is None else param_shardings(param_shapes(spec), mesh, DECODE_RULES)
+    return jax.jit(lambda params: _cast(params, dtype), out_shardings=placed)
 
 
 def _cast(params: Any, dtype: str) -> Any:

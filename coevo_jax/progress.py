@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import resource
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, TextIO, cast
 
 from coevo_jax.records.console import Cell, Console
 from coevo_jax.records.metrics import read_metrics
@@ -98,6 +99,30 @@ class RunConsole:
         ]
         if table:
             self.console.table(["phase", "updates", *columns], table, title=title)
+
+
+class _Prefixed(io.TextIOBase):
+    """Standard output with a process's number before each line."""
+
+    def __init__(self, prefix: str):
+        self.prefix, self.fresh = prefix, True
+
+    def write(self, text: str) -> int:
+        for line in text.splitlines(keepends=True):
+            sys.stdout.write(self.prefix + line if self.fresh else line)
+            self.fresh = line.endswith("\n")
+        return len(text)
+
+    def flush(self) -> None:
+        sys.stdout.flush()
+
+
+def console_of(process: int, verbose: bool = False) -> RunConsole:
+    """The console of one of several processes: those other than 0 are silent, or mark their lines."""
+    if process == 0:
+        return RunConsole()
+    stream = _Prefixed(f"[process {process}] ") if verbose else open(os.devnull, "w")  # noqa: SIM115 - as long as the process
+    return RunConsole(Console(cast(TextIO, stream)))
 
 
 def peak_gib() -> float:

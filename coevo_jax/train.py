@@ -3,6 +3,9 @@
 For each stage and update: make a batch (sample, judge, reward), update the stage's role, publish its weights to the sampler,
 write the rollouts, then the metrics row, then now and then a checkpoint. A kill costs the updates since the last checkpoint;
 they are done again and their rows come out equal (design.md 4.8).
+
+Several processes run this loop together (distributed.py): each makes the batch of its own prompt slots and writes their rollouts;
+they meet in the update and in checkpoints; process 0 writes the metrics row and speaks.
 """
 
 from __future__ import annotations
@@ -16,17 +19,23 @@ from time import perf_counter
 from types import FrameType
 from typing import Any
 
+import jax
+
 from coevo_jax.assemble import System, assemble
 from coevo_jax.config import Experiment
 from coevo_jax.config.override import to_dict
+from coevo_jax.distributed import any_process, barrier, own, to_first
 from coevo_jax.errors import UserError
 from coevo_jax.methods.stage import Batch, Stage, Step
 from coevo_jax.progress import RunConsole
 from coevo_jax.records.checkpoint import Checkpoints
+from coevo_jax.records.facts import Facts
 from coevo_jax.records.metrics import MetricsWriter
 from coevo_jax.records.rollouts import drop_rollouts_after, write_rollouts
 from coevo_jax.records.run_folder import RunFolder, check_run, open_run
 from coevo_jax.records.tensorboard import Scalars
+from coevo_jax.startup import check_processes
+from coevo_jax.watchdog import Watchdog
 
 
 @dataclasses.dataclass
@@ -41,58 +50,74 @@ class Position:
 
 @dataclasses.dataclass
 class Run:
-    """A run in progress: what it works with, where it stands, and where it writes."""
+    """A run in progress: what it works with, where it stands, and where it writes (metrics: process 0 alone)."""
 
     system: System
     position: Position
     folder: RunFolder
     checkpoints: Checkpoints
-    metrics: MetricsWriter
+    metrics: MetricsWriter | None
     scalars: Scalars
     console: RunConsole
+    watchdog: Watchdog
     stop: threading.Event
     saved: int = 0  # updates in the last checkpoint
 
 
-def train(cfg: Experiment, workdir: str, console: RunConsole | None = None) -> bool:
+def train(cfg: Experiment, workdir: str, console: RunConsole | None = None, watchdog: Watchdog | None = None) -> bool:
     """Run the experiment in `workdir`, going on where an earlier run of this config stopped. False: it was interrupted."""
-    console = console or RunConsole()
-    check_run(workdir, to_dict(cfg))
+    console, watchdog, first = console or RunConsole(), watchdog or Watchdog(), jax.process_index() == 0
+    if first:
+        check_run(workdir, to_dict(cfg))
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(_stop_on_signals(console))
-        system = assemble(cfg, console)  # what is wrong with the config shows here, before anything is written
+        with watchdog.meeting("assemble"):  # what is wrong with the config shows here, before anything is written
+            system = assemble(cfg, console, watchdog=watchdog)
         folder = stack.enter_context(
-            open_run(workdir, to_dict(cfg), inputs=system.inputs, allow_changed_inputs=cfg.run.allow_changed_inputs)
-        )
+            open_run(workdir, to_dict(cfg), primary=first, inputs=system.inputs,
+                     allow_changed_inputs=cfg.run.allow_changed_inputs)
+        )  # fmt: skip
+        with watchdog.meeting("start"):
+            barrier("folder")
+            check_processes(system, folder)
         for line in folder.changed:
             console.note(f"warning: an input changed since the run began, as allowed: {line}")
         checkpoints = Checkpoints(folder.checkpoints, keep=cfg.run.keep)
         stack.callback(checkpoints.close)
-        metrics = MetricsWriter(folder.metrics)
+        metrics = MetricsWriter(folder.metrics) if first else None
         stack.callback(system.close)
         system.open_caches(folder.path)
-        position = _restore(system, checkpoints, metrics, console)
-        drop_rollouts_after(folder.rollouts, position.updates - 1)
-        scalars = Scalars(folder.path / "tensorboard", cfg.run.tensorboard, position.updates)
+        with watchdog.meeting("restore"):
+            position = _restore(system, checkpoints, metrics, console)
+        if first:
+            drop_rollouts_after(folder.rollouts, position.updates - 1)
+        scalars = Scalars(folder.path / "tensorboard", cfg.run.tensorboard and first, position.updates)
         stack.callback(scalars.close)
-        finished = _run(Run(system, position, folder, checkpoints, metrics, scalars, console, stop, position.updates))
-        console.summary(folder.path, finished)
+        run = Run(system, position, folder, checkpoints, metrics, scalars, console, watchdog, stop, position.updates)
+        finished = _run(run)
+        if first:
+            console.summary(folder.path, finished)
         return finished
 
 
 def _run(run: Run) -> bool:
-    system, position, console = run.system, run.position, run.console
+    system, position, console, watchdog = run.system, run.position, run.console, run.watchdog
     total = sum(stage.updates for stage in system.stages)
-    for learner in system.learners.values():
-        learner.publish()
+    with watchdog.meeting("publish"):
+        for learner in system.learners.values():
+            learner.publish()
     while position.stage < len(system.stages):
         stage = system.stages[position.stage]
         learner = system.learner_of(stage.role)
         if position.done == 0:
-            _begin_stage(system, stage, run.checkpoints)
+            with watchdog.meeting("begin stage"):
+                _begin_stage(system, stage, run.checkpoints)
         console.stage(stage.name, stage.cycle, stage.updates, position.updates, total)
         while position.done < stage.updates:
-            if run.stop.is_set():
+            watchdog.at("begin update", position.updates)
+            with watchdog.meeting("begin update"):
+                stop = any_process(run.stop.is_set())
+            if stop:
                 if position.updates != run.saved:
                     _save(run, block=True)
                 return False
@@ -101,33 +126,39 @@ def _run(run: Run) -> bool:
 
             # ------------------------------------------------------------------------------------------- make a batch
             console.mark("batch", step.update)
+            watchdog.at("batch")
             batch = stage.make_batch(system.context, step)
             with system.context.timed("check"):
                 system.check_frozen()  # before anything learns from its verdicts
 
             # ------------------------------------------------------------------------------------------- update
             console.mark("update", step.update)
-            with system.context.timed("update"):
+            watchdog.at("update")
+            with system.context.timed("update"), watchdog.meeting("update"):
                 learned = {"update/skipped": 1.0}
-                if batch.samples:
+                if any_process(bool(batch.samples)):
                     temperature = system.temperature(stage)
                     learned = learner.update(batch.samples, stage.loss, temperature) | {"update/skipped": 0.0}
-            with system.context.timed("publish"):
+            with system.context.timed("publish"), watchdog.meeting("publish"):
                 learner.publish()
 
             # ------------------------------------------------------------------------------------------- write it down
+            watchdog.at("write")
             if batch.rollouts and step.update % system.cfg.run.rollouts_every == 0:
-                write_rollouts(run.folder.rollouts, step.update, stage.role, batch.rollouts)
-            row = _row(system, stage, step, batch, learned, perf_counter() - start)
+                write_rollouts(run.folder.rollouts, step.update, stage.role, batch.rollouts, jax.process_index())
+            with watchdog.meeting("metrics"):
+                row = _row(system, stage, step, batch, learned, perf_counter() - start)
             position.done += 1
             position.updates += 1
             position.policy_updates += stage.counts_as_policy
-            run.metrics.write(row)
-            run.scalars.write(row)
-            console.update(row, position.updates)
+            if run.metrics is not None:
+                run.metrics.write(row)
+                run.scalars.write(row)
+                console.update(row, position.updates)
             if position.updates % system.cfg.run.save_every == 0 and position.done < stage.updates:
                 _save(run)
-        console.end_stage(run.folder.metrics, stage.name, stage.cycle)
+        if run.metrics is not None:
+            console.end_stage(run.folder.metrics, stage.name, stage.cycle)
         position.stage, position.done = position.stage + 1, 0
         last = position.stage == len(system.stages)
         if last or position.updates - run.saved >= system.cfg.run.save_every:
@@ -152,16 +183,20 @@ def _begin_stage(system: System, stage: Stage, checkpoints: Checkpoints) -> None
 
 
 def _row(system: System, stage: Stage, step: Step, batch: Batch, learned: dict[str, float], seconds: float) -> dict[str, Any]:
-    """The metrics row of an update."""
-    parts, stats = system.context.seconds, system.take_sampler_stats()
+    """The metrics row of an update, on process 0: of what every process counted. Times are those of the slowest process."""
+    around, parts = system.take_sampler_facts(), system.context.seconds
     system.context.seconds = {}
-    row: dict[str, Any] = {"step": step.update, "cycle": step.cycle, "role": step.role, "stage": stage.name}
-    row |= {"policy_updates": step.policy_updates, **batch.metrics, **learned, **stats}
-    if parts.get("sample"):
-        row["sampler/tokens_per_second"] = stats["tokens/sampled"] / parts["sample"]
-    row |= {f"time/{name}": value for name, value in parts.items()} | {"time/total": seconds}
+    for name, value in parts.items():
+        around.add("most", f"time/{name}", [value])
     for endpoint in system.endpoints.values():
-        row |= endpoint.take_stats()
+        for name, value in endpoint.take_stats().items():
+            around.total(name, value)
+    every = to_first("facts", [batch.facts.state(), around.state()])
+    made, counted = (Facts.joined(states[i] for states in every).row() for i in (0, 1))
+    row: dict[str, Any] = {"step": step.update, "cycle": step.cycle, "role": step.role, "stage": stage.name}
+    row |= {"policy_updates": step.policy_updates, **made, **learned, **counted, "time/total": seconds}
+    if counted.get("time/sample"):
+        row["sampler/tokens_per_second"] = counted["tokens/sampled"] / counted["time/sample"]
     if system.compat:
         row["compat"] = ",".join(system.compat)
     return row
@@ -172,25 +207,26 @@ def _row(system: System, stage: Stage, step: Step, batch: Batch, learned: dict[s
 
 def _save(run: Run, block: bool = False) -> None:
     """Everything that the next update depends on, in one atomic checkpoint (design.md 4.8)."""
-    system, position = run.system, run.position
+    system, position, streams = run.system, run.position, run.system.context.streams
     state = {name: learner.state for name, learner in system.learners.items()}
     host = {
         "position": dataclasses.asdict(position),
-        "metrics_rows": run.metrics.cursor,
-        "streams": {name: stream.state() for name, stream in system.context.streams.items()},
+        "metrics_rows": 0 if run.metrics is None else run.metrics.cursor,
+        "streams": {name: stream.state(own(stream.slots)) for name, stream in streams.items()},
         "anchored": sorted(name for name, learner in system.learners.items() if learner.anchored),
         "frozen": system.frozen_fingerprints,
     }
     run.console.mark("save", position.updates)
-    run.checkpoints.save(position.updates, state, host, system.context.buffer.state(), block=block)
+    with run.watchdog.meeting("save"):
+        run.checkpoints.save(position.updates, state, host, system.context.buffer.state(), block=block)
     run.saved = position.updates
 
 
-def _restore(system: System, checkpoints: Checkpoints, metrics: MetricsWriter, console: RunConsole) -> Position:
+def _restore(system: System, checkpoints: Checkpoints, metrics: MetricsWriter | None, console: RunConsole) -> Position:
     """Take up the last good checkpoint, or start from nothing (rows of a run that never saved are dropped)."""
     restored = checkpoints.restore_latest({name: learner.state for name, learner in system.learners.items()})
     if restored is None:
-        dropped = metrics.truncate_to(0)
+        dropped = metrics.truncate_to(0) if metrics is not None else 0
         if dropped:
             console.note(f"no checkpoint was committed: {dropped} updates are done again from the start")
         return Position()
@@ -207,10 +243,10 @@ def _restore(system: System, checkpoints: Checkpoints, metrics: MetricsWriter, c
         learner.anchored = name in host["anchored"]
         if learner.anchored and system.cfg.loss.kl_weight > 0:
             learner.reference = checkpoints.load_reference(learner.state.params, f"reference_{name}")
-    for name, state in host["streams"].items():
-        system.context.streams[name].restore(state)
-    system.context.buffer.restore(restored.arrays)
-    dropped = metrics.truncate_to(host["metrics_rows"])
+    for name in host["streams"]:  # slots, saved by however many processes
+        system.context.streams[name].restore([part["streams"][name] for part in restored.host_parts])
+    system.context.buffer.restore(restored.array_parts)
+    dropped = metrics.truncate_to(host["metrics_rows"]) if metrics is not None else 0
     position = Position(**host["position"])
     console.note(f"resumed after update {position.updates}" + (f"; {dropped} later updates are done again" if dropped else ""))
     return position

@@ -9,7 +9,8 @@ import pytest
 
 from coevo_jax.config import PairConfig
 from coevo_jax.errors import UserError
-from coevo_jax.preference.pairs import SOURCES, Pair, PairPlan, pair_metrics
+from coevo_jax.preference.pairs import SOURCES, Pair, PairPlan, add_pairs
+from coevo_jax.records.facts import Facts
 
 
 def test_default_is_temporal_contrast_alone():
@@ -47,9 +48,15 @@ def pair(source: str, gap: int | None = None, fallback: str | None = None) -> Pa
     return Pair(0, "q", "r", ids, "a", ids, "b", source, gap, fallback)
 
 
+def pair_metrics(pairs: list[Pair], asked: int) -> dict[str, float]:
+    facts = Facts()
+    add_pairs(facts, pairs, asked)
+    return facts.row()
+
+
 def test_pair_metrics():
     row = pair_metrics([pair("temporal", 4), pair("temporal", 8, "nearest"), pair("inferred")], asked=4)
     assert row["pairs/share_temporal"] == 2 / 3 and row["pairs/share_conditioned"] == 0
     assert (row["pairs/gap_mean"], row["pairs/gap_min"], row["pairs/gap_max"]) == (6.0, 4, 8)
     assert row["pairs/fallback_share"] == 1 / 3 and row["pairs/missing_share"] == 0.25
-    assert pair_metrics([], 0)["pairs/gap_mean"] is None
+    assert pair_metrics([], 0) == {} and pair_metrics([], 2) == {"pairs/missing_share": 1.0}

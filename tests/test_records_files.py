@@ -18,7 +18,7 @@ from coevo_jax import progress
 from coevo_jax.errors import UserError
 from coevo_jax.records.console import Console, duration, format_table, number
 from coevo_jax.records.files import write_atomic
-from coevo_jax.records.metrics import Means, MetricsWriter, comparable, read_metrics
+from coevo_jax.records.metrics import MetricsWriter, comparable, read_metrics
 from coevo_jax.records.rollouts import drop_rollouts_after, read_rollouts, rollout_files, write_rollouts
 from coevo_jax.records.run_folder import Input, config_differences, open_run, read_config
 
@@ -198,38 +198,6 @@ def test_comparable_drops_times_and_rates_only():
     }  # fmt: skip
     assert comparable(row) == {"step": 1, "reward/mean": 0.5, "ratio/mean": 1.0, "timeouts": 0}
     assert comparable({"nonfinite": ["kl", "rate/x"]}) == {"nonfinite": ["kl"]}
-
-
-def test_means_match_numpy_and_do_not_depend_on_the_order():
-    values = np.random.default_rng(0).normal(size=100) * 10.0 ** np.arange(100).astype(float).clip(0, 15)
-    one, two, three = Means(), Means(), Means()
-    one.add("x", values)
-    two.add("x", values[60:][::-1])
-    three.add("x", values[:60])
-    two.merge(three)
-    assert one.row() == two.row()
-    np.testing.assert_allclose([one.row()["x/mean"], one.row()["x/std"]], [values.mean(), values.std()], rtol=1e-12)
-
-
-def test_means_of_nothing_and_of_nan(tmp_path):
-    means = Means()
-    means.add("empty", [])
-    means.add("bad", [1.0, math.nan])
-    means.add("one", 2)
-    means.count("dropped", 3)
-    means.count("dropped")
-    means.share("valid", 1, 2)
-    means.share("valid", 2, 2)
-    means.share("never", 0, 0)
-    writer = MetricsWriter(tmp_path / "m.jsonl")
-    writer.write(means.row(counts=True))
-    assert read_metrics(tmp_path / "m.jsonl") == [
-        {
-            "empty/mean": None, "empty/std": None, "empty/count": 0, "bad/mean": None, "bad/std": None, "bad/count": 2,
-            "one/mean": 2.0, "one/std": 0.0, "one/count": 1, "dropped": 4, "valid": 0.75, "never": None,
-            "nonfinite": ["bad/mean", "bad/std"],
-        }
-    ]  # fmt: skip
 
 
 # ---- rollouts ----

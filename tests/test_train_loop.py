@@ -224,4 +224,5 @@ def test_eight_devices_train_as_one_does(whole: Run, tmp_path: pathlib.Path) -> 
     for ours, theirs in zip(whole.rows, eight.rows):
         assert ours["reward/mean"] == pytest.approx(theirs["reward/mean"], abs=1e-6)
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
+        assert ours["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
     assert [r["completion_ids"] for r in eight.rollouts(2)] == [r["completion_ids"] for r in whole.rollouts(2)]

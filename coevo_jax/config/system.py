@@ -79,6 +79,8 @@ class RunConfig:
     rollouts_every: int = 1  # updates between dumps
     tensorboard: bool = False
     compile_cache: str = ""  # folder; '' = the user cache
+    dead_after_s: float = 60.0  # several processes: the run ends when one gives no sign of life for so long
+    hang_after_s: float = 3600.0  # and when one waits for another for so long; above the longest compile, update or save
     allow_changed_inputs: bool = False  # go on though a prompt template or tokenizer is not as it was when the run began
 
 

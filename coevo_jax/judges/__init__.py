@@ -9,7 +9,7 @@ from coevo_jax.config import JudgeConfig
 from coevo_jax.errors import UserError, nearest
 from coevo_jax.judges import criterion_logits, json_criteria, json_score
 from coevo_jax.judges.aggregate import weighted_mean
-from coevo_jax.judges.base import MAX_ATTEMPTS, Instrument, Judge, JudgeItem, failure_share, status_shares
+from coevo_jax.judges.base import MAX_ATTEMPTS, Instrument, Judge, JudgeItem
 from coevo_jax.text.chat import ChatTokenizer
 
 if TYPE_CHECKING:
@@ -59,4 +59,4 @@ def make_judge(
     return JUDGES[cfg.protocol](Instrument(cfg, engine, params, tokenizer))
 
 
-__all__ = ["JUDGES", "MODEL_FREE", "Judge", "JudgeItem", "failure_share", "make_judge", "status_shares", "weighted_mean"]
+__all__ = ["JUDGES", "MODEL_FREE", "Judge", "JudgeItem", "make_judge", "weighted_mean"]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from coevo_jax.config import JudgeConfig
-from coevo_jax.records.verdicts import STATUSES, Verdict, failed
+from coevo_jax.records.verdicts import Verdict, failed
 from coevo_jax.rubrics import Rubric
 from coevo_jax.text.chat import ChatTokenizer
 from coevo_jax.text.prompts import render_prompt
@@ -54,17 +54,6 @@ def check_items(items: Sequence[JudgeItem]) -> None:
     """Two items of the same identity would share their noise."""
     if len({item.request for item in items}) != len(items):
         raise ValueError("two judge items have the same request id")
-
-
-def failure_share(verdicts: Sequence[Verdict]) -> float:
-    """Share of the verdicts that failed, 0 when there are none."""
-    return sum(v.status != "ok" for v in verdicts) / len(verdicts) if verdicts else 0.0
-
-
-def status_shares(verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """Share of each status but 'ok'."""
-    n = max(len(verdicts), 1)
-    return {status: sum(v.status == status for v in verdicts) / n for status in STATUSES if status != "ok"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,9 +65,10 @@ def pack(samples: Sequence[Sample], cfg: UpdateConfig, *, devices: int = 1, rows
 
     A micro-batch has cfg.rows_per_micro rows, rounded up to a multiple of `devices` (those that rows are spread over). So that
     few shapes are compiled, the number of micro-batches is what `rows` rows need, or the next power of two where samples need
-    more; the update does not run empty ones. UserError for a sample longer than cfg.pack_length.
+    more; the update does not run empty ones. UserError for a sample longer than cfg.pack_length. No samples: `rows`
+    of padding, for a process that takes part in the update of others.
     """
-    if not samples:
+    if not samples and not rows:
         raise ValueError("no samples to pack")
     for i, sample in enumerate(samples):
         _check(sample, i, cfg)
@@ -81,6 +82,19 @@ def pack(samples: Sequence[Sample], cfg: UpdateConfig, *, devices: int = 1, rows
     for row, members in enumerate(bins):
         _fill_row(batch, row, members, samples)
     return TokenBatch(**{name: x.reshape(micro, height, *x.shape[1:]) for name, x in batch.items()})
+
+
+def with_micro_batches(batch: TokenBatch, micro: int) -> TokenBatch:
+    """The batch with empty micro-batches up to `micro` of them."""
+    missing = micro - batch.tokens.shape[0]
+
+    def widen(name: str, x: np.ndarray) -> np.ndarray:
+        return np.concatenate([x, np.full((missing, *x.shape[1:]), -1 if name == "owner" else 0, x.dtype)])
+
+    if missing <= 0:
+        return batch
+    fields = {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
+    return batch.replace(**{name: widen(name, x) for name, x in fields.items() if x is not None})
 
 
 def plan_rows(samples: Sequence[Sample], cfg: UpdateConfig) -> list[SharedRow]:

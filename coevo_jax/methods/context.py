@@ -12,6 +12,7 @@ import numpy as np
 
 from coevo_jax.config import Experiment, Sampling
 from coevo_jax.data import SlotStream
+from coevo_jax.distributed import own
 from coevo_jax.judges import Judge
 from coevo_jax.preference.buffer import ReplayBuffer
 from coevo_jax.rubrics.endpoint import EndpointWriter
@@ -19,6 +20,7 @@ from coevo_jax.sampler import Completion, Engine, Request
 from coevo_jax.text.chat import ChatTokenizer
 from coevo_jax.text.parse import strip_reasoning
 from coevo_jax.text.prompts import render_prompt
+from coevo_jax.watchdog import Watchdog
 
 # What a request is for. Part of the identity of its noise, so the numbers never change.
 KINDS = {
@@ -56,6 +58,12 @@ class Context:
     progress: Callable[[str, int, int], None]
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     writer: EndpointWriter | None = None  # writes the rubrics in place of the rubric voice
+    watchdog: Watchdog = dataclasses.field(default_factory=Watchdog)
+
+    @property
+    def slots(self) -> range:
+        """The prompt slots that this process owns end to end."""
+        return own(self.cfg.schedule.prompts)
 
     @property
     def one_voice(self) -> bool:
@@ -67,7 +75,8 @@ class Context:
         """Add the time of a block to `seconds[part]`; the loop moves it into the metrics row."""
         start = perf_counter()
         try:
-            yield
+            with self.watchdog.stage(part):
+                yield
         finally:
             self.seconds[part] = self.seconds.get(part, 0.0) + perf_counter() - start
 

@@ -9,19 +9,20 @@ What failures mean is design.md 4.1: a failed verdict removes its sample; an inv
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
 from coevo_jax.config import Experiment, RubricConfig
-from coevo_jax.judges import JudgeItem, failure_share, status_shares
+from coevo_jax.judges import JudgeItem
 from coevo_jax.methods.context import Context, request_id
-from coevo_jax.methods.groups import Group, Member, collect, mean_std, share, to_batch
+from coevo_jax.methods.groups import Group, Member, collect, to_batch
 from coevo_jax.methods.pairs import make_pairs
 from coevo_jax.methods.stage import Batch, Stage, Step
-from coevo_jax.preference.pairs import Pair, pair_metrics
-from coevo_jax.records.verdicts import Verdict
+from coevo_jax.preference.pairs import Pair, add_pairs
+from coevo_jax.records.facts import Facts
+from coevo_jax.records.verdicts import STATUSES, Verdict
 from coevo_jax.rubrics import Rubric, format_reward, parse_rubric, render_rubric, rubric_stats
 from coevo_jax.sampler import Completion
 from coevo_jax.text.parse import Parsed
@@ -65,21 +66,19 @@ def policy_batch(ctx: Context, step: Step) -> Batch:
         verdicts.extend(_judge_answers(ctx, step, groups, found))
         return groups
 
-    groups, advantages = collect(ctx, ctx.cfg.schedule.prompts, make)
-    written = max(counts["rubric/written"], 1)
-    metrics = {
-        "rubric/valid_share": counts["rubric/valid"] / written,
-        "rubric/retried": float(counts["rubric/retried"]),
-        "rubric/prompts_dropped": float(counts["rubric/prompts_dropped"]),
-        **_buffer_metrics(ctx),
-        **_rubric_metrics(rubrics),
-        **_verdict_metrics(verdicts, ctx.cfg.judge.alarm_failure_share),
-        "judge/tie_share": _tie_share(groups),
-        **_group_spread(groups, "judge"),
-    }
+    groups, advantages = collect(ctx, ctx.slots, make)
+    facts = Facts()
+    facts.ratio("rubric/valid_share", counts["rubric/valid"], counts["rubric/written"])
+    facts.total("rubric/retried", counts["rubric/retried"])
+    facts.total("rubric/prompts_dropped", counts["rubric/prompts_dropped"])
+    _add_buffer(facts, ctx)
+    _add_rubrics(facts, rubrics)
+    _add_verdicts(facts, verdicts, ctx.cfg.judge.alarm_failure_share)
+    facts.ratio("judge/tie_share", *_ties(groups))
+    _add_spread(facts, groups, "judge")
     if ctx.writer is not None:
-        metrics["rubric/endpoint_failed"] = float(counts["rubric/endpoint_failed"])
-    return to_batch(ctx, step, groups, advantages, metrics)
+        facts.total("rubric/endpoint_failed", counts["rubric/endpoint_failed"])
+    return to_batch(ctx, step, groups, advantages, facts)
 
 
 def _answers_and_rubrics(
@@ -200,21 +199,20 @@ def rubric_batch(ctx: Context, step: Step) -> Batch:
         verdicts.extend(_judge_rubrics(ctx, step, groups, made, rubrics))
         return groups
 
-    groups, advantages = collect(ctx, ctx.cfg.schedule.prompts, make)
+    groups, advantages = collect(ctx, ctx.slots, make)
     parts = [m.parts for g in groups for m in g.members if "margin" in m.parts]
-    metrics = {
-        **_rubric_metrics(rubrics),
-        **_verdict_metrics(verdicts, ctx.cfg.judge.alarm_failure_share),
-        **{k: v for k, v in pair_metrics(pairs, asked[0]).items() if v is not None},
-        **{f"pairs/{name}": float(n) for name, n in sorted(guards.items())},
-        **_buffer_metrics(ctx),
-        "rubric/valid_share": share([m.parts["format"] == 1.0 for g in groups for m in g.members if "format" in m.parts]),
-        "judge/tie_share": share([p["margin"] == 0.0 for p in parts]),
-        **_group_spread(groups, "accepted"),
-    }
-    if parts:
-        metrics["rubric/pair_accuracy"] = share([p["margin"] > 0 for p in parts])
-    return to_batch(ctx, step, groups, advantages, metrics)
+    facts = Facts()
+    _add_rubrics(facts, rubrics)
+    _add_verdicts(facts, verdicts, ctx.cfg.judge.alarm_failure_share)
+    add_pairs(facts, pairs, asked[0])
+    for name, number in sorted(guards.items()):
+        facts.total(f"pairs/{name}", number)
+    _add_buffer(facts, ctx)
+    facts.share("rubric/valid_share", [m.parts["format"] == 1.0 for g in groups for m in g.members if "format" in m.parts])
+    facts.share("judge/tie_share", [p["margin"] == 0.0 for p in parts])
+    _add_spread(facts, groups, "accepted")
+    facts.mean("rubric/pair_accuracy", [p["margin"] > 0 for p in parts])
+    return to_batch(ctx, step, groups, advantages, facts)
 
 
 def _judge_rubrics(ctx: Context, step: Step, groups: list[Group], pairs: dict[int, Pair], rubrics: list[Rubric]) -> list[Verdict]:
@@ -280,47 +278,54 @@ def _judge(ctx: Context, items: list[JudgeItem], step: Step) -> list[Verdict]:
         return ctx.judge.judge(items, step.update)
 
 
-def _verdict_metrics(verdicts: list[Verdict], most_failures: float) -> dict[str, float]:
-    failed = failure_share(verdicts)
-    out = {"judge/failure_share": failed, "judge/verdicts": float(len(verdicts)), "judge/alarm": float(failed > most_failures)}
-    out |= {f"judge/{status}_share": value for status, value in status_shares(verdicts).items()}
-    scores = np.asarray([v.score for v in verdicts if v.score is not None])
-    masses = np.asarray([v.yes_no_mass for v in verdicts if v.yes_no_mass is not None])
-    spreads = np.asarray([np.std(v.parts) for v in verdicts if v.parts])
-    out |= mean_std("judge/score", scores) | mean_std("judge/yes_no_mass", masses)
-    if spreads.size:
-        out["judge/criterion_mean"] = float(np.mean([p for v in verdicts for p in v.parts]))
-        out["judge/criterion_spread"] = float(spreads.mean())
+def _add_verdicts(facts: Facts, verdicts: list[Verdict], most_failures: float) -> None:
+    failed = [v.status != "ok" for v in verdicts]
+    facts.share("judge/failure_share", failed)
+    facts.total("judge/verdicts", len(verdicts))
+    facts.alarm("judge/alarm", failed, most_failures)
+    for status in STATUSES:
+        if status != "ok":
+            facts.share(f"judge/{status}_share", [v.status == status for v in verdicts])
+    facts.mean_std("judge/score", [v.score for v in verdicts if v.score is not None])
+    facts.mean_std("judge/yes_no_mass", [v.yes_no_mass for v in verdicts if v.yes_no_mass is not None])
+    facts.mean("judge/criterion_mean", [p for v in verdicts for p in v.parts])
+    facts.mean("judge/criterion_spread", [float(np.std(v.parts)) for v in verdicts if v.parts])
+
+
+def _add_rubrics(facts: Facts, rubrics: list[Rubric]) -> None:
+    for name, values in sorted(_columns(rubric_stats(r) for r in rubrics).items()):
+        facts.mean(f"rubric/{name}", values)
+
+
+def _columns(rows: Iterable[dict[str, float]]) -> dict[str, list[float]]:
+    out: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            out.setdefault(name, []).append(value)
     return out
 
 
-def _rubric_metrics(rubrics: list[Rubric]) -> dict[str, float]:
-    stats = [rubric_stats(r) for r in rubrics]
-    names = sorted(stats[0]) if stats else []
-    return {f"rubric/{name}": float(np.mean([s[name] for s in stats])) for name in names}
-
-
-def _tie_share(groups: list[Group]) -> float:
-    """Share of pairs of answers inside a group that the judge scored the same."""
+def _ties(groups: list[Group]) -> tuple[int, int]:
+    """Pairs of answers inside a group that the judge scored the same, and all pairs."""
     ties = total = 0
     for group in groups:
         scores = [m.reward for m in group.members if m.reward is not None]
         total += len(scores) * (len(scores) - 1) // 2
         ties += sum(a == b for i, a in enumerate(scores) for b in scores[:i])
-    return ties / total if total else 0.0
+    return ties, total
 
 
-def _buffer_metrics(ctx: Context) -> dict[str, float]:
+def _add_buffer(facts: Facts, ctx: Context) -> None:
     """What the replay buffer holds, and its counts since the start of the run."""
     counts = {"entries": len(ctx.buffer), "bytes": ctx.buffer.nbytes, **ctx.buffer.counters}
-    return {f"buffer/{name}": float(n) for name, n in counts.items()}
+    for name, number in counts.items():
+        facts.total(f"buffer/{name}", number)
 
 
-def _group_spread(groups: list[Group], part: str) -> dict[str, float]:
+def _add_spread(facts: Facts, groups: list[Group], part: str) -> None:
     """Std of the judge's scores inside a group: of its answers, or of the accepted answer under its rubrics. Mean over groups."""
     scores = [[m.parts[part] for m in group.members if part in m.parts] for group in groups]
-    spreads = [np.std(own) for own in scores if len(own) > 1]
-    return {"judge/group_spread": float(np.mean(spreads))} if spreads else {}
+    facts.mean("judge/group_spread", [float(np.std(own)) for own in scores if len(own) > 1])
 
 
 def _pair_note(pair: Pair) -> dict[str, Any]:

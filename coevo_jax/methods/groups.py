@@ -6,7 +6,7 @@ A group has an explicit id, `attempt * P + slot`; advantages are computed over i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from coevo_jax.learn.advantages import Advantages, group_advantages
 from coevo_jax.learn.packing import Sample
 from coevo_jax.methods.context import Context
 from coevo_jax.methods.stage import Batch, Step
+from coevo_jax.records.facts import Facts
 from coevo_jax.sampler import Completion
 
 
@@ -45,13 +46,13 @@ class Group:
 Maker = Callable[[list[int], int], list[Group]]  # (slots, attempt) -> the groups that could be made, at most one a slot
 
 
-def collect(ctx: Context, slots: int, make: Maker) -> tuple[list[Group], Advantages]:
+def collect(ctx: Context, slots: Iterable[int], make: Maker) -> tuple[list[Group], Advantages]:
     """Make a group for each slot; slots whose group is missing or dropped draw again, up to advantage.max_resample times.
 
     Every group made is returned (metrics count them all); `Advantages.keep` says which samples train.
     """
     groups: list[Group] = []
-    pending = list(range(slots))
+    pending = list(slots)
     for attempt in range(1 + ctx.cfg.advantage.max_resample):
         made = make(pending, attempt)
         groups += made
@@ -87,8 +88,8 @@ def _kept_slots(ctx: Context, groups: list[Group]) -> set[int]:
     return {slot for slot, kept in zip(owners, keep) if kept}
 
 
-def to_batch(ctx: Context, step: Step, groups: list[Group], advantages: Advantages, metrics: dict[str, float]) -> Batch:
-    """Training samples of the kept groups, with the common metrics and the dump rows of all groups."""
+def to_batch(ctx: Context, step: Step, groups: list[Group], advantages: Advantages, facts: Facts) -> Batch:
+    """Training samples of the kept groups, with the common metrics before the method's and the dump rows of all groups."""
     samples: list[Sample] = []
     rollouts: list[dict[str, Any]] = []
     position = 0
@@ -106,7 +107,9 @@ def to_batch(ctx: Context, step: Step, groups: list[Group], advantages: Advantag
                         group=group_id, index=index, truncated=c.finish == "length",
                     )
                 )  # fmt: skip
-    return Batch(samples, {**_common_metrics(groups, advantages), **metrics}, rollouts)
+    common = _common_facts(groups, advantages)
+    common.extend(facts)
+    return Batch(samples, common, rollouts)
 
 
 def _row(
@@ -123,26 +126,23 @@ def _row(
     }  # fmt: skip
 
 
-def _common_metrics(groups: list[Group], advantages: Advantages) -> dict[str, float]:
-    members = [m for g in groups for m in g.members]
-    rewards = np.asarray([m.reward for m in members if m.reward is not None], np.float64)
-    lengths = np.asarray([len(m.completion.tokens) for m in members], np.float64)
-    kept = advantages.values[advantages.keep]
-    out = {
-        **mean_std("reward", rewards),
-        **mean_std("completions/length", lengths),
-        "completions/truncated_share": share([m.completion.finish == "length" for m in members]),
-        "advantage/std": float(kept.std()) if kept.size else 0.0,
-        "groups/made": float(len(groups)),
-        "groups/kept": float(len({(g.slot, g.attempt) for g, k in zip(_owners(groups), advantages.keep) if k})),
-        "groups/zero_variance_share": share([_constant(g) for g in groups]),
-        "groups/failed_sample_share": share([m.reward is None for m in members]),
-        "tokens/completion": float(lengths.sum()),
-    }
-    out["groups/dropped_share"] = 1.0 - out["groups/kept"] / len(groups) if groups else 1.0
+def _common_facts(groups: list[Group], advantages: Advantages) -> Facts:
+    facts, members = Facts(), [m for g in groups for m in g.members]
+    lengths = [len(m.completion.tokens) for m in members]
+    kept = len({(g.slot, g.attempt) for g, k in zip(_owners(groups), advantages.keep) if k})
+    facts.mean_std("reward", [m.reward for m in members if m.reward is not None])
+    facts.mean_std("completions/length", lengths)
+    facts.share("completions/truncated_share", [m.completion.finish == "length" for m in members])
+    facts.std("advantage/std", advantages.values[advantages.keep])
+    facts.total("groups/made", len(groups))
+    facts.total("groups/kept", kept)
+    facts.share("groups/zero_variance_share", [_constant(g) for g in groups])
+    facts.share("groups/failed_sample_share", [m.reward is None for m in members])
+    facts.total("tokens/completion", sum(lengths))
+    facts.add("rest", "groups/dropped_share", [kept, len(groups)])
     for name in sorted({name for m in members for name in m.parts}):
-        out |= mean_std(f"reward/{name}", np.asarray([m.parts[name] for m in members if name in m.parts], np.float64))
-    return out
+        facts.mean_std(f"reward/{name}", [m.parts[name] for m in members if name in m.parts])
+    return facts
 
 
 def _owners(groups: list[Group]) -> list[Group]:
@@ -152,14 +152,3 @@ def _owners(groups: list[Group]) -> list[Group]:
 def _constant(group: Group) -> bool:
     rewards = [m.reward for m in group.members if m.reward is not None]
     return len(rewards) > 1 and max(rewards) == min(rewards)
-
-
-def mean_std(name: str, values: np.ndarray) -> dict[str, float]:
-    """`name/mean` and `name/std`; nothing for no values (a mean of nothing is not 0)."""
-    values = np.asarray(values, np.float64)
-    return {f"{name}/mean": float(values.mean()), f"{name}/std": float(values.std())} if values.size else {}
-
-
-def share(flags: list[bool]) -> float:
-    """Share of true flags, 0 for none."""
-    return float(np.mean(flags)) if flags else 0.0

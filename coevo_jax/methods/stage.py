@@ -8,6 +8,7 @@ from typing import Any
 
 from coevo_jax.learn.packing import Sample
 from coevo_jax.methods.context import Context
+from coevo_jax.records.facts import Facts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,11 +23,16 @@ class Step:
 
 @dataclasses.dataclass
 class Batch:
-    """One update's training samples, its metrics and the rows of its rollout file."""
+    """One update's training samples, what its metrics are made of, and the rows of its rollout file: of this process's slots."""
 
     samples: list[Sample]
-    metrics: dict[str, float]
+    facts: Facts
     rollouts: list[dict[str, Any]]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics of what this process made."""
+        return self.facts.row()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from coevo_jax.config import Experiment
+from coevo_jax.distributed import own
 from coevo_jax.errors import UserError
 from coevo_jax.learn.packing import Sample
 from coevo_jax.methods.context import Context
 from coevo_jax.methods.stage import Batch, Stage, Step
+from coevo_jax.records.facts import Facts
 from coevo_jax.text.chat import ChatTokenizer
 
 
@@ -25,16 +27,19 @@ def stages(cfg: Experiment, role: str = "rubric") -> list[Stage]:
 
 
 def sft_batch(ctx: Context, step: Step) -> Batch:
-    """The next `warmup.batch` examples of the seeded order."""
+    """The next `warmup.batch` examples of the seeded order, as far as they are this process's."""
     samples = []
-    for index in range(ctx.cfg.warmup.batch):
+    for index in own(ctx.cfg.warmup.batch):
         prompt, completion = _encode(ctx, ctx.streams["warmup"].next(index))
         zeros = np.zeros(len(completion), np.float32)
         samples.append(
             Sample(prompt=prompt, completion=completion, sampler_logp=zeros, advantage=1.0, group=index, index=0, truncated=False)
         )
     lengths = [len(s.completion) for s in samples]
-    return Batch(samples, {"completions/length/mean": float(np.mean(lengths)), "tokens/completion": float(sum(lengths))}, [])
+    facts = Facts()
+    facts.mean("completions/length/mean", lengths)
+    facts.total("tokens/completion", sum(lengths))
+    return Batch(samples, facts, [])
 
 
 def length(ctx: Context, record: dict[str, Any]) -> int:

@@ -7,6 +7,7 @@ from coevo_jax.learn.verifiers import resolve_verifier
 from coevo_jax.methods.context import Context
 from coevo_jax.methods.groups import Group, Member, collect, to_batch
 from coevo_jax.methods.stage import Batch, Stage, Step
+from coevo_jax.records.facts import Facts
 
 
 def stages(cfg: Experiment) -> list[Stage]:
@@ -37,5 +38,5 @@ def policy_batch(ctx: Context, step: Step) -> Batch:
             groups.append(Group(slot, attempt, ids, record["prompt"], record["id"], members))
         return groups
 
-    groups, advantages = collect(ctx, ctx.cfg.schedule.prompts, make)
-    return to_batch(ctx, step, groups, advantages, {})
+    groups, advantages = collect(ctx, ctx.slots, make)
+    return to_batch(ctx, step, groups, advantages, Facts())

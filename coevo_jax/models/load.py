@@ -139,7 +139,7 @@ def _load_orbax(cfg: ModelConfig, path: pathlib.Path, mesh: Any, rules: Sharding
     infos, dtype = param_shapes(spec), jnp.dtype(cfg.param_dtype)
     placed = _shardings(spec, mesh, rules)
     if placed is None:
-        one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        one = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         placed = jax.tree.map(lambda _: one, infos, is_leaf=_is_info)
     wanted = jax.tree.map(lambda i, s: jax.ShapeDtypeStruct(i.shape, dtype, sharding=s), infos, placed, is_leaf=_is_info)
     try:

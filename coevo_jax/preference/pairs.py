@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Iterable, Mapping
 
@@ -11,6 +10,7 @@ import numpy as np
 from coevo_jax.config import PairConfig
 from coevo_jax.errors import UserError
 from coevo_jax.preference.buffer import hashed
+from coevo_jax.records.facts import Facts
 
 SOURCES = ("temporal", "inferred", "conditioned")
 
@@ -76,17 +76,14 @@ class PairPlan:
         return ("pair draw", seed, update, slot, attempt)
 
 
-def pair_metrics(pairs: Iterable[Pair], asked: int) -> dict[str, float | int | None]:
+def add_pairs(facts: Facts, pairs: Iterable[Pair], asked: int) -> None:
     """Shares by source and fallback, gap statistics, and the share of `asked` pairs that could not be made."""
     made = list(pairs)
-    sources = collections.Counter(pair.source for pair in made)
     gaps = [pair.gap for pair in made if pair.gap is not None]
-    row: dict[str, float | int | None] = {f"pairs/share_{name}": sources[name] / len(made) if made else None for name in SOURCES}
-    row["pairs/fallback_share"] = sum(pair.fallback is not None for pair in made) / len(made) if made else None
-    row["pairs/missing_share"] = (asked - len(made)) / asked if asked else None
-    row.update(
-        {"pairs/gap_mean": float(np.mean(gaps)), "pairs/gap_min": min(gaps), "pairs/gap_max": max(gaps)}
-        if gaps
-        else dict.fromkeys(("pairs/gap_mean", "pairs/gap_min", "pairs/gap_max"))
-    )
-    return row
+    for name in SOURCES:
+        facts.mean(f"pairs/share_{name}", [pair.source == name for pair in made])
+    facts.mean("pairs/fallback_share", [pair.fallback is not None for pair in made])
+    facts.add("ratio_if", "pairs/missing_share", [asked - len(made), asked])
+    facts.mean("pairs/gap_mean", gaps)
+    facts.add("least", "pairs/gap_min", gaps)
+    facts.add("most", "pairs/gap_max", gaps)

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -150,59 +150,3 @@ def _is_clock(name: str) -> bool:
     if name.startswith(("time/", "rate/", "memory/", "api/")):
         return True
     return any(part.startswith("seconds") or part.endswith(("_seconds", "_per_second")) for part in name.split("/"))
-
-
-class Means:
-    """Gathers samples by name and gives their mean and population std; counters and shares beside them.
-
-    Sums are exact (math.fsum), so the order in which samples come, or on how many processes, changes no bit.
-    """
-
-    def __init__(self) -> None:
-        self._samples: dict[str, list[float]] = {}
-        self._counts: dict[str, int] = {}
-        self._shares: dict[str, tuple[int, int]] = {}
-
-    def add(self, name: str, values: float | Iterable[float] | np.ndarray) -> None:
-        """Sample values of `name`; an empty list registers the name (its mean is then null)."""
-        items = [values] if isinstance(values, int | float) else list(np.asarray(values, np.float64).reshape(-1))
-        self._samples.setdefault(name, []).extend(float(item) for item in items)
-
-    def count(self, name: str, number: int = 1) -> None:
-        """Add to a whole-number counter."""
-        self._counts[name] = self._counts.get(name, 0) + int(number)
-
-    def share(self, name: str, hits: int, total: int) -> None:
-        """Add to a share; it is null while its total is 0."""
-        seen = self._shares.get(name, (0, 0))
-        self._shares[name] = (seen[0] + int(hits), seen[1] + int(total))
-
-    def merge(self, other: Means) -> None:
-        """Add everything that another process or part of the step gathered."""
-        for name, values in other._samples.items():
-            self.add(name, values)
-        for name, number in other._counts.items():
-            self.count(name, number)
-        for name, (hits, total) in other._shares.items():
-            self.share(name, hits, total)
-
-    def row(self, *, counts: bool = False) -> dict[str, Value]:
-        """{'x/mean', 'x/std' (and 'x/count')} for samples, 'x' for counters and shares."""
-        row: dict[str, Value] = {}
-        for name, values in self._samples.items():
-            mean, std = _mean_std(values)
-            row[f"{name}/mean"], row[f"{name}/std"] = mean, std
-            if counts:
-                row[f"{name}/count"] = len(values)
-        row.update(self._counts)
-        row.update({name: hits / total if total else None for name, (hits, total) in self._shares.items()})
-        return row
-
-
-def _mean_std(values: list[float]) -> tuple[float | None, float | None]:
-    if not values:
-        return None, None
-    if not all(map(math.isfinite, values)):
-        return math.nan, math.nan  # the writer turns these into null and names them
-    mean = math.fsum(values) / len(values)
-    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))

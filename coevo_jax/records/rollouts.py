@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
 import re
@@ -42,14 +43,21 @@ def rollout_files(folder: pathlib.Path) -> list[tuple[int, str, int, pathlib.Pat
 
 
 def read_rollouts(folder: pathlib.Path, update: int | None = None, role: str | None = None) -> list[dict[str, Any]]:
-    """The rows of one update and role, or of all. UserError names the file and line of a bad row."""
-    rows = []
-    for number, kind, _, path in rollout_files(folder):
+    """The rows of one update and role, or of all. UserError names the file and line of a bad row.
+
+    Parts of several processes are joined by group, the order in which one process writes them.
+    """
+    rows: list[dict[str, Any]] = []
+    for (number, kind), parts in itertools.groupby(rollout_files(folder), key=lambda item: item[:2]):
         if (update is None or number == update) and (role is None or kind == role):
-            for line, text in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
-                if text:
-                    rows.append(_row(path, line, text))
+            paths = [path for *_, path in parts]
+            found = [row for path in paths for row in _rows(path)]
+            rows += sorted(found, key=lambda row: row.get("group", 0)) if len(paths) > 1 else found
     return rows
+
+
+def _rows(path: pathlib.Path) -> list[dict[str, Any]]:
+    return [_row(path, line, text) for line, text in enumerate(path.read_text(encoding="utf-8").split("\n"), 1) if text]
 
 
 def _row(path: pathlib.Path, line: int, text: str) -> dict[str, Any]:
