@@ -96,13 +96,8 @@ def test_a_folder_without_the_head_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"'score.weight' has shape \[2, 32\]"):
         load_scalar(changed(tmp_path, lambda t: t.update({"score.weight": np.zeros((2, 32), np.float32)})))
     with pytest.raises(UserError, match="has no scalar head"):
-        load_scalar(changed(tmp_path / "b", lambda t: None) and ModelConfig(source=str(_gguf(tmp_path))))
-
-
-def _gguf(tmp_path):
-    path = tmp_path / "some.gguf"
-    path.write_bytes(b"GGUF")
-    return path
+        (tmp_path / "some.gguf").write_bytes(b"GGUF")
+        load_scalar(ModelConfig(source=str(tmp_path / "some.gguf")))
 
 
 def test_a_head_of_the_vocabulary_beside_it_is_left_out(tmp_path):

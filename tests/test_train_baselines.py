@@ -20,7 +20,13 @@ from coevo_jax.records.fingerprint import fingerprint
 from coevo_jax.records.verdicts import Verdict, failed
 
 TWO = ("schedule.order=policy_only", "schedule.cycles=1", "schedule.k=2")
-MODEL = ("judge.source=tiny", "judge.sampling.max_new_tokens=48", "sampler.max_prompt=256", "update.pack_length=256")
+MODEL = (
+    "judge.source=tiny",
+    "judge.retries=0",
+    "judge.sampling.max_new_tokens=48",
+    "sampler.max_prompt=256",
+    "update.pack_length=256",
+)
 NO_RUBRIC = ("rubric.source=none",)
 PREDEFINED = ("rubric.source=predefined",)
 
@@ -158,7 +164,11 @@ def test_rubrics_of_the_data_set(tmp_path):
         (["rubric.source=predefined", "generator.mode=two"], "generator.mode=two would be ignored", ""),
         (["judge.protocol=criterion_logits", "judge.samples=3"], "are all the same", ""),
         (["judge.protocol=scalar", "rubric.source=none", "judge.weights=int8"], "not made for reward models", ""),
-        (["judge.protocol=scalar", "rubric.source=none", "data.max_prompt_tokens=128"], "up to 140 tokens", ""),
+        (
+            ["judge.protocol=scalar", "rubric.source=none", "data.max_prompt_tokens=128", "update.pack_length=256"],
+            "up to 140 tokens",
+            "",
+        ),
         (["judge.protocol=likert", "rubric.source=none", "judge.guided=true"], "no grammar", ""),
         (["rubric.guided=true", "rubric.schema=rar"], "no grammar for rubric.schema=rar", ""),
     ],

@@ -73,9 +73,9 @@ def load_scalar(cfg: ModelConfig, mesh: Any = None, *, rules: ShardingRules = RU
     digest = _checked_hash(cfg, source.files)
     # Without an unembedding, which is what the spec of a tied model means; nothing else depends on it.
     spec = dataclasses.replace(spec_from_hf(read_json(path / "config.json"), str(path / "config.json")), tied=True)
-    placed = _shardings(spec, mesh, rules)
-    params = build_params(Body(source), spec, HF_NAMES, cfg.param_dtype, placed)
-    return LoadedModel(spec, params | {"score": read_head(source, spec, cfg.param_dtype, mesh)}, path, cfg.source, digest)
+    head = read_head(source, spec, cfg.param_dtype, mesh)
+    params = build_params(Body(source), spec, HF_NAMES, cfg.param_dtype, _shardings(spec, mesh, rules))
+    return LoadedModel(spec, params | {"score": head}, path, cfg.source, digest)
 
 
 def tokenizer_folder(source: str) -> pathlib.Path:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from coevo_jax.errors import UserError, nearest
+from coevo_jax.errors import UserError
 from coevo_jax.mesh import replicated
 from coevo_jax.models.forward import Params, forward
 from coevo_jax.models.hf_weights import TensorSource
@@ -42,7 +42,7 @@ def read_head(source: TensorSource, spec: ModelSpec, dtype: Any, mesh: Mesh | No
     """The head [D] of a source. UserError: there is none, or it has several labels."""
     shapes = source.shapes()
     if HEAD not in shapes:
-        close = nearest(HEAD, shapes) or (UNEMBED if UNEMBED in shapes else "")
+        close = UNEMBED if UNEMBED in shapes else ""
         raise UserError(f"tensor {HEAD!r} is missing: no reward model", where=source.where,
                         expected="the folder of a ...ForSequenceClassification with one label", nearest=close)  # fmt: skip
     if shapes[HEAD] != (1, spec.hidden_size):
