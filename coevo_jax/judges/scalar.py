@@ -115,7 +115,8 @@ def row_lengths(longest: int) -> list[int]:
 
 def _fitting(lengths: Sequence[int], rows: int, T: int, most: int) -> list[int]:
     """Which sequences, given longest first, fit into the rows, first fit."""
-    room, taken = [T] * rows, []
+    room = [T] * rows
+    taken: list[int] = []
     for i, n in enumerate(lengths):
         row = next((r for r, free in enumerate(room) if free >= n), None)
         if row is not None and len(taken) < most:
@@ -126,7 +127,8 @@ def _fitting(lengths: Sequence[int], rows: int, T: int, most: int) -> list[int]:
 
 def _pack(arrays: Sequence[np.ndarray], rows: int, T: int) -> _Rows:
     """Rows of the sequences, first fit, segments from 1 in each row."""
-    out = _Rows(*np.zeros((3, rows, T), np.int32), np.zeros(len(arrays), np.int32))
+    tokens, positions, segments = np.zeros((3, rows, T), np.int32)
+    out = _Rows(tokens, positions, segments, np.zeros(len(arrays), np.int32))
     ends, counts = [0] * rows, [0] * rows
     for i, ids in enumerate(arrays):
         row = next(r for r in range(rows) if T - ends[r] >= len(ids))

@@ -21,6 +21,7 @@ from coevo_jax.config import Sampling
 from coevo_jax.errors import UserError, nearest
 from coevo_jax.rubrics import rrd
 from coevo_jax.rubrics.cache import RubricFolder, content_key
+from coevo_jax.rubrics.json_criteria import Rubric
 from coevo_jax.rubrics.rrd import Ask, Limits, Refined
 from coevo_jax.text.chat import ChatTokenizer
 from coevo_jax.text.parse import Parsed
@@ -58,7 +59,7 @@ class Builder:
         weights = self._weights(records, refined)
         rubrics = [None if w is None else rrd.rubric_of(r, w) for r, w in zip(refined, weights)]
         self.counts.update(built=sum(r is not None for r in rubrics), none=sum(r is None for r in rubrics))
-        return [r and {"criteria": [{"criterion": c.text, "weight": c.weight} for c in r.criteria]} for r in rubrics]
+        return [None if r is None else _as_json(r) for r in rubrics]
 
     def _refined(self, records: Sequence[Mapping[str, Any]]) -> list[Refined]:
         """From the folder, or made now, all questions together."""
@@ -97,6 +98,10 @@ class Builder:
 
 def _given(record: Mapping[str, Any]) -> tuple[str, list[str], str, str]:
     return record["prompt"], record["samples"], record["strong"], record["weak"]
+
+
+def _as_json(rubric: Rubric) -> dict[str, Any]:
+    return {"criteria": [{"criterion": c.text, "weight": c.weight} for c in rubric.criteria]}
 
 
 def _of_json(value: Mapping[str, Any]) -> Refined:
