@@ -11,6 +11,7 @@ import os
 import pathlib
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,14 +22,16 @@ from coevo_jax.config.validate import compat_warnings
 from coevo_jax.data import PromptSet, SlotStream, read_chat, read_prompts
 from coevo_jax.distributed import local_mesh, own
 from coevo_jax.errors import UserError
-from coevo_jax.judges import Judge, make_judge
+from coevo_jax.judges import JUDGE_PROMPTS, MODEL_FREE, SCALAR, Judge, make_judge
+from coevo_jax.judges.scalar import RewardModel, ScalarJudge
 from coevo_jax.learner import Learner, make_learner
 from coevo_jax.mesh import make_mesh
 from coevo_jax.methods import evolm, supervised, verifiable
 from coevo_jax.methods.context import Context, Voice
+from coevo_jax.methods.fixed_rubrics import check_records
 from coevo_jax.methods.stage import Stage
 from coevo_jax.models.files import user_cache
-from coevo_jax.models.load import LoadedModel, load_model
+from coevo_jax.models.load import LoadedModel, load_model, load_scalar
 from coevo_jax.models.quantize import quantize_params
 from coevo_jax.models.spec import ModelSpec
 from coevo_jax.preference.buffer import ReplayBuffer
@@ -43,8 +46,6 @@ from coevo_jax.text.chat import ChatTokenizer
 from coevo_jax.text.prompts import template_identity
 from coevo_jax.watchdog import Watchdog
 
-# The template of each judge protocol that reads text.
-JUDGE_PROMPTS = {"json_score": "judge_score", "json_criteria": "judge_criteria", "criterion_logits": "criterion_yes_no"}
 METHODS = {"evolm": evolm.stages, "verifiable": verifiable.stages, "sft": lambda cfg: []}
 
 CHECKED_QUESTIONS = 64  # of the longest ones, whose rubric prompts are made at the start
@@ -166,9 +167,11 @@ def _check_processes(cfg: Experiment) -> None:
 
 def _load_judge(cfg: Experiment, policy: LoadedModel, mesh: Any) -> LoadedModel | None:
     """The judge's weights, its own copy: the policy's buffers are donated at every update."""
-    if cfg.schedule.mode != "evolm" or cfg.judge.protocol == "oracle" or api_model(cfg.judge.source):
+    if cfg.schedule.mode != "evolm" or cfg.judge.protocol in MODEL_FREE or api_model(cfg.judge.source):
         return None
     wanted = ModelConfig(source=cfg.judge.source, dtype=cfg.judge.dtype, param_dtype=cfg.judge.dtype, sha256=cfg.judge.sha256)
+    if cfg.judge.protocol == SCALAR:
+        return _load(wanted, mesh, "judge", load_scalar)
     same = (wanted.source, wanted.param_dtype) == (cfg.policy.source, cfg.policy.param_dtype) and jax.process_count() == 1
     if same and wanted.sha256 in ("", cfg.policy.sha256):
         copy = quantize_params if cfg.judge.weights == "int8" else functools.partial(jax.tree.map, jnp.copy)
@@ -179,10 +182,10 @@ def _load_judge(cfg: Experiment, policy: LoadedModel, mesh: Any) -> LoadedModel 
     return model
 
 
-def _load(cfg: ModelConfig, mesh: Any, group: str) -> LoadedModel:
+def _load(cfg: ModelConfig, mesh: Any, group: str, load: Callable[..., LoadedModel] = load_model) -> LoadedModel:
     """A role's model; an error names the key of its source beside the file."""
     try:
-        return load_model(cfg, mesh)
+        return load(cfg, mesh)
     except UserError as error:
         where = f"{group}.source, {error.where}".removesuffix(", ")
         raise UserError(error.what, where=where, expected=error.expected, nearest=error.nearest) from error
@@ -248,6 +251,10 @@ def _make_judge(
     if model is None:
         return make_judge(cfg.judge, None, None, None, cfg.seed, endpoint), {}
     tokenizer = ChatTokenizer.load(model.folder)
+    if cfg.judge.protocol == SCALAR:
+        how = cfg.judge.dtype, cfg.update.attention, engines.mesh
+        reward = RewardModel(model.spec, model.params, tokenizer, cfg.sampler, *how)
+        return ScalarJudge(cfg.judge, reward), {"judge": model.params}
     engine = engines.get(model.spec, tokenizer.stop_ids)
     return make_judge(cfg.judge, engine, model.params, tokenizer, cfg.seed), {"judge": model.params}
 
@@ -280,7 +287,7 @@ def _inputs(context: Context) -> dict[str, Input]:
     """What the config only names and the run reads: prompt templates, data and tokenizers, by key."""
     cfg = context.cfg
     names = {}
-    if cfg.schedule.mode == "evolm" or cfg.warmup.updates:
+    if (cfg.schedule.mode == "evolm" and cfg.rubric.source == "generator") or cfg.warmup.updates:
         names = {"rubric.prompt": cfg.rubric.prompt, "compat.train_rubric_prompt": cfg.compat.train_rubric_prompt}
     if cfg.schedule.mode == "evolm":
         names["judge.protocol"] = JUDGE_PROMPTS.get(cfg.judge.protocol, "")
@@ -303,7 +310,10 @@ def _check_lengths(context: Context) -> None:
     A template may hold the question more than once, so the prompts of the longest questions are made as well.
     """
     cfg = context.cfg
-    if cfg.schedule.mode != "evolm" or context.writer is not None:
+    if cfg.schedule.mode != "evolm":
+        return
+    check_records(cfg, context.streams["policy"].prompts.records)
+    if context.writer is not None or cfg.rubric.source != "generator":
         return
     # What the rubric prompt adds to a question; the answer prompt's own frame is within data.max_prompt_tokens.
     added = len(context.rubric_prompt("", training=True)) - len(context.answer_prompt(""))
@@ -346,7 +356,9 @@ def _warm_up(system: System, engines: _Engines, judge_model: LoadedModel | None,
     for learner in system.learners.values():
         learner.publish()
     speakers = [(voice.engine, voice.weights(), False) for voice in system.context.voices.values()]
-    if judge_model is not None:
+    if judge_model is not None and isinstance(system.context.judge, ScalarJudge):
+        system.context.judge.instrument.warm_up()
+    elif judge_model is not None:
         tokenizer = ChatTokenizer.load(judge_model.folder)
         asks = system.cfg.judge.protocol == "criterion_logits"
         speakers.append((engines.get(judge_model.spec, tokenizer.stop_ids), judge_model.params, asks))

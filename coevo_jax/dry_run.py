@@ -10,8 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from coevo_jax.assemble import JUDGE_PROMPTS, System, assemble
+from coevo_jax.assemble import System, assemble
 from coevo_jax.config import Experiment
+from coevo_jax.judges import JUDGE_PROMPTS
+from coevo_jax.judges.scalar import RewardModel
 from coevo_jax.methods.stage import Step
 from coevo_jax.methods.supervised import sft_batch
 from coevo_jax.models.spec import ModelSpec
@@ -58,10 +60,16 @@ def _judge_prompt(system: System, question: str) -> tuple[ChatTokenizer, list[in
     cfg, judge = system.cfg.judge, system.context.judge
     instrument = getattr(judge, "instrument", None)
     tokenizer = instrument.tokenizer if instrument else system.context.voices["policy"].tokenizer
+    if isinstance(instrument, RewardModel):
+        return tokenizer, instrument.ids(question, "(the answer)")
     slots = {"question": question, "answer": "(the answer)"}
     template = JUDGE_PROMPTS.get(cfg.protocol, "judge_criteria")
-    last = {"criterion": "(one criterion)"} if cfg.protocol == "criterion_logits" else {"rubric": "(the rubric)"}
-    messages = render_prompt(template, **slots, **last)
+    shown = {
+        "criterion_yes_no": {"criterion": "(one criterion)"},
+        "judge_likert": {},
+        "judge_reference": {"reference": "(the reference)"},
+    }
+    messages = render_prompt(template, **slots, **shown.get(template, {"rubric": "(the rubric)"}))
     return tokenizer, tokenizer.render_messages(messages, thinking=cfg.thinking)
 
 

@@ -12,7 +12,7 @@ from coevo_jax.config.load import load_config
 from coevo_jax.config.override import apply_overrides, from_dict, print_config, to_dict
 from coevo_jax.config.validate import compat_warnings, validate
 
-CONFIGS = sorted(p for p in (REPO / "configs").glob("*.py") if not p.name.startswith("_"))
+CONFIGS = sorted(p for p in (REPO / "configs").rglob("*.py") if not p.name.startswith("_"))
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)

@@ -204,3 +204,36 @@ def test_extra_body(text):
         validate(with_(*JUDGE, f"judge.endpoint.extra_body={text}"))
     assert caught.value.where == "judge.endpoint.extra_body"
     assert EndpointConfig().extra_body == ""
+
+
+# ---- the baselines' protocols
+
+
+def test_a_rating_over_an_endpoint():
+    with serving(says('{"reasoning": "ok", "rating": 7}')) as server, endpoint(server.url) as client:
+        judges = {name: judge_of(client, name) for name in ("likert", "likert_reference", "rar_implicit")}
+        found = {name: judge.judge(items_of(1), 0)[0] for name, judge in judges.items()}
+    assert {name: judge.name for name, judge in judges.items()} == {name: name for name in judges}
+    assert all(v.score == pytest.approx(2 / 3) for v in found.values())
+    prompts = [body["messages"][-1]["content"] for body in server.bodies]
+    assert ["Names Lima" in p for p in prompts] == [False, False, True] and "<reference " in prompts[1]
+
+
+def test_explicit_over_an_endpoint():
+    def script(h, body, number):
+        h.send(completion("no" if "One sentence" in body["messages"][-1]["content"] else "yes"))
+
+    with serving(script) as server, endpoint(server.url) as client:
+        verdicts = judge_of(client, "rar_explicit").judge(items_of(2), 0)
+    assert [v.score for v in verdicts] == pytest.approx([0.8, 0.8]) and verdicts[0].parts == (1.0, 0.0, 1.0)
+    assert len(server.bodies) == 6
+
+
+def test_samples_over_an_endpoint_are_requests_of_their_own(tmp_path):
+    script = lambda h, body, number: h.send(completion(f'{{"rating": {number + 1}}}'))  # noqa: E731
+    with serving(script) as server, endpoint(server.url, tmp_path, concurrency=1) as client:
+        judge = judge_of(client, "likert", samples=3)
+        first = judge.judge(items_of(1), 0)
+        again = judge.judge(items_of(1), 1)
+    assert len(server.bodies) == 3 and first == again  # from the cache: identity is content and the sample's number
+    assert sorted(first[0].parts) == pytest.approx([0, 1 / 9, 2 / 9]) and first[0].score == pytest.approx(1 / 9)

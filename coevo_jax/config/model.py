@@ -76,15 +76,20 @@ class JudgeConfig:
     """The frozen judge."""
 
     source: str = "smollm2"  # like ModelConfig.source, 'api:MODEL' (an endpoint), or 'oracle' (rules of the small world)
-    protocol: str = "criterion_logits"  # json_score | json_criteria | criterion_logits | oracle
+    # With a rubric: json_score | json_criteria | criterion_logits | rar_implicit | rar_explicit | oracle (the small world's).
+    # Without: likert | likert_reference | scalar (a reward model) | random (a coin).
+    protocol: str = "criterion_logits"
     dtype: str = "float32"
     weights: str = "full"  # full | int8: matrices as int8 with a scale an output channel (models/quantize.py)
     thinking: bool = False
     sampling: Sampling = Sampling(temperature=0.6, max_new_tokens=256)
+    samples: int = 1  # verdicts asked for an answer, each with its own noise; those that fail are left out
+    combine: str = "mean"  # of the samples: mean | majority (the median) | mean_minus_variance
     guided: bool = False  # json_score, json_criteria: verdicts are drawn under a grammar (extra 'guided')
     retries: int = 2  # further tries of a failed verdict, each with its own noise
     min_yes_no_mass: float = 0.05  # criterion_logits: less probability on yes and no than this is a failure
     alarm_failure_share: float = 0.2  # warn when more verdicts of an update fail
+    scalar: str = "logit"  # scalar: the score is the reward model's logit, or its 'sigmoid'
     oracle_noise: float = 0.0  # oracle: share of the criterion checks that a coin decides, 0 = a perfect judge
     oracle_failure_rate: float = 0.0  # oracle: share of the verdicts that fail
     sha256: str = ""

@@ -21,14 +21,18 @@ class DataConfig:
 class RubricConfig:
     """Rubric writing and its reward (EvoLM section 3; alpha = 0.7)."""
 
+    # Whose rubrics the policy is judged by: generator | none (the judge reads none) | predefined (RaR's four generic items)
+    # | data (the record's 'rubric', in the form of `schema`). The last three need schedule.order=policy_only.
+    source: str = "generator"
     prompt: str = "rubric_dealbreaker"  # rubric_long | rubric_dealbreaker, or a path to a template file
-    schema: str = "json_criteria"
+    schema: str = "json_criteria"  # json_criteria | rar (coevo_jax/rubrics, one file a schema)
     reward: str = "margin"  # margin | binary | separation | log_sigmoid
     separation_weight: float = 0.3
     alpha: float = 0.7  # alpha * reward + (1 - alpha) * format
     min_criteria: int = 2
     max_criteria: int = 0  # 0 = no limit
     weight_tolerance: float = 0.15
+    pitfall_weight: float = 0.9  # rar: weight of an item of the category Pitfall (0.8 in the paper's first version)
     retry_temperatures: tuple[float, ...] = (0.6, 0.3, 0.1)  # policy phase: further tries of an invalid rubric
     guided: bool = False  # rubrics that aren't trained are drawn under a grammar (extra 'guided'); trained ones never are
 

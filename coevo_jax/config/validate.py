@@ -17,17 +17,23 @@ from coevo_jax.errors import UserError, nearest
 
 DTYPES = ("float32", "bfloat16")
 ENDPOINTS = ("judge", "generator")
+RUBRIC_FREE = ("likert", "likert_reference", "scalar", "random")  # judge protocols that read no rubric
+WRITING = ("json_score", "json_criteria", "rar_implicit", "rar_explicit", "likert", "likert_reference")  # that write a verdict
+GUIDED = ("json_score", "json_criteria")  # of them those with a grammar
 ORDERS = ("alternate", "generator_first", "policy_only", "generator_only")
 CHOICES: dict[str, tuple[str, ...]] = {
     "scale": ("full", "smoke"),
     "policy.dtype": DTYPES,
     "policy.param_dtype": DTYPES,
     "generator.mode": ("single", "two"),
-    "judge.protocol": ("json_score", "json_criteria", "criterion_logits", "oracle"),
+    "judge.protocol": (*WRITING, "criterion_logits", "scalar", "random", "oracle"),
+    "judge.combine": ("mean", "majority", "mean_minus_variance"),
     "judge.dtype": DTYPES,
+    "judge.scalar": ("logit", "sigmoid"),
     "judge.weights": ("full", "int8"),
     "data.over_limit": ("filter", "refuse"),
-    "rubric.schema": ("json_criteria",),
+    "rubric.source": ("generator", "none", "predefined", "data"),
+    "rubric.schema": ("json_criteria", "rar"),
     "rubric.reward": ("margin", "binary", "separation", "log_sigmoid"),
     "pairs.on_empty": ("nearest", "drop"),
     "schedule.order": ORDERS,
@@ -73,12 +79,19 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(
         (
             *("judge.oracle_noise", "judge.oracle_failure_rate"),
-            *("rubric.alpha", "judge.min_yes_no_mass", "judge.alarm_failure_share", "sampler.refill_free_share"),
+            *(
+                "rubric.alpha",
+                "rubric.pitfall_weight",
+                "judge.min_yes_no_mass",
+                "judge.alarm_failure_share",
+                "sampler.refill_free_share",
+            ),
             *("compat.top_p", "advantage.ddof", "optimizer.b1", "optimizer.b2"),
         ),
         (0, 1),
     ),
     "schedule.group": (2, math.inf),
+    "judge.samples": (1, 64),
     **{f"{role}.endpoint.concurrency": (1, 1024) for role in ENDPOINTS},
     **{f"{role}.endpoint.retries": (0, 100) for role in ENDPOINTS},
     **{f"{role}.endpoint.top_logprobs": (2, 20) for role in ENDPOINTS},
@@ -101,7 +114,7 @@ def validate(cfg: Experiment) -> None:
     for key in SAMPLINGS:
         _check_sampling(key, get_at(cfg, key))
     checks = (_check_names, _check_roles, _check_remote, _check_rubric, _check_learn, _check_lengths, _check_pairs, _check_guided)
-    for check in (*checks, _check_run):
+    for check in (*checks, _check_judge, _check_run):
         check(cfg)
 
 
@@ -156,7 +169,7 @@ def _check_roles(cfg: Experiment) -> None:
         "both 'oracle' or neither",
     )
     _require(
-        cfg.judge.weights == "full" or not (any(oracle) or api_model(cfg.judge.source)),
+        cfg.judge.weights == "full" or not (any(oracle) or api_model(cfg.judge.source) or cfg.judge.protocol == "random"),
         f"judge.weights={cfg.judge.weights} would be ignored: judge.source={cfg.judge.source!r} has no weights here",
         "judge.weights, judge.source",
         "judge.weights=full, or a judge with weights",
@@ -225,11 +238,11 @@ def used_samplings(cfg: Experiment) -> Iterator[tuple[str, Sampling, bool]]:
         return
     yield "answer", cfg.answer, mode == "verifiable" or order != "generator_only"
     if mode == "evolm":
-        if not api_model(cfg.generator.source):
+        if cfg.rubric.source == "generator" and not api_model(cfg.generator.source):
             yield "rubric_sampling", cfg.rubric_sampling, order != "policy_only"
         if cfg.pairs.inferred > 0 and trains_generator(cfg):
             yield "question_sampling", cfg.question_sampling, False
-        if cfg.judge.protocol in ("json_score", "json_criteria") and not api_model(cfg.judge.source):
+        if cfg.judge.protocol in WRITING and not api_model(cfg.judge.source):
             yield "judge.sampling", cfg.judge.sampling, False
 
 
@@ -370,9 +383,59 @@ def _check_extra_body(key: str, text: str) -> None:
     _require(not taken, f"{key} sets {', '.join(taken)}", key, "other fields: these come from the sampling and the source")
 
 
+def _check_judge(cfg: Experiment) -> None:
+    """Which rubrics a judge reads, and what only some protocols know."""
+    if cfg.schedule.mode != "evolm":
+        return
+    protocol, source = cfg.judge.protocol, cfg.rubric.source
+    free = protocol in RUBRIC_FREE
+    _require(
+        free == (source == "none"),
+        f"judge.protocol={protocol} reads {'no' if free else 'a'} rubric, and rubric.source={source}",
+        "judge.protocol, rubric.source",
+        "rubric.source=none" if free else "rubric.source=generator, predefined or data",
+    )
+    _require(
+        source == "generator" or cfg.schedule.order == "policy_only",
+        f"rubric.source={source}, but schedule.order={cfg.schedule.order} trains a generator whose rubrics nobody reads",
+        "rubric.source, schedule.order",
+        "schedule.order=policy_only",
+    )
+    _require(
+        source == "generator" or cfg.generator.mode == "single",
+        f"generator.mode=two would be ignored: rubric.source={source}",
+        "generator.mode, rubric.source",
+        "generator.mode=single",
+    )
+    _require(
+        cfg.judge.samples == 1 or protocol in WRITING,
+        f"judge.samples={cfg.judge.samples} samples of judge.protocol={protocol} are all the same",
+        "judge.samples, judge.protocol",
+        "judge.samples=1, or a protocol that writes",
+    )
+    if protocol == "scalar":
+        _require(not api_model(cfg.judge.source), f"judge.source={cfg.judge.source!r} serves no scalar head", "judge.source",
+                 "a Hugging Face folder with score.weight")  # fmt: skip
+        needed = cfg.data.max_prompt_tokens + cfg.answer.max_new_tokens
+        _require(
+            cfg.sampler.max_prompt >= needed,
+            f"the reward model reads prompt and answer, up to {needed} tokens, and sampler.max_prompt={cfg.sampler.max_prompt}",
+            "sampler.max_prompt, data.max_prompt_tokens, answer.max_new_tokens",
+            f"sampler.max_prompt of at least {needed}: an answer that doesn't fit would never be scored",
+        )
+        _require(cfg.judge.weights == "full", f"judge.weights={cfg.judge.weights} is not made for reward models",
+                 "judge.weights", "judge.weights=full")  # fmt: skip
+
+
 def _check_guided(cfg: Experiment) -> None:
     """A grammar has no room for reasoning and ends its text itself; where it would change nothing it is refused."""
     if cfg.rubric.guided:
+        _require(
+            cfg.rubric.schema == "json_criteria",
+            f"rubric.guided=true has no grammar for rubric.schema={cfg.rubric.schema}",
+            "rubric.guided, rubric.schema",
+            "rubric.guided=false",
+        )
         _check_guided_text(cfg, "rubric.guided", "generator.source", "generator.thinking", "rubric_sampling.min_new_tokens")
         _require(
             cfg.schedule.order != "generator_only" or cfg.pairs.conditioned > 0,
@@ -383,8 +446,8 @@ def _check_guided(cfg: Experiment) -> None:
     if cfg.judge.guided:
         _check_guided_text(cfg, "judge.guided", "judge.source", "judge.thinking", "judge.sampling.min_new_tokens")
         _require(
-            cfg.judge.protocol in ("json_score", "json_criteria"),
-            f"judge.guided=true has no effect on judge.protocol={cfg.judge.protocol}, which writes nothing",
+            cfg.judge.protocol in GUIDED,
+            f"judge.guided=true has no effect on judge.protocol={cfg.judge.protocol}, for which there is no grammar",
             "judge.guided, judge.protocol",
             "judge.protocol=json_score or json_criteria, or judge.guided=false",
         )

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from coevo_jax.config import JudgeConfig
 from coevo_jax.errors import UserError, nearest
-from coevo_jax.judges import criterion_logits, json_criteria, json_score
+from coevo_jax.judges import criterion_logits, json_criteria, json_score, likert, rar_explicit
 from coevo_jax.judges.aggregate import weighted_mean
 from coevo_jax.judges.base import MAX_ATTEMPTS, Instrument, Judge, JudgeItem
+from coevo_jax.judges.coin import CoinJudge
+from coevo_jax.judges.several import Sampled
 from coevo_jax.text.chat import ChatTokenizer
 
 if TYPE_CHECKING:
@@ -23,13 +25,28 @@ def _oracle(cfg: JudgeConfig, seed: int) -> Judge:
     return OracleJudge(noise=cfg.oracle_noise, failure_rate=cfg.oracle_failure_rate, seed=seed)
 
 
+def _coin(cfg: JudgeConfig, seed: int) -> Judge:
+    return CoinJudge(seed)
+
+
 # protocol -> judge. Those over a model take an Instrument, the others the config and the run's seed.
 JUDGES: dict[str, Callable[[Instrument], Judge]] = {
     "json_score": json_score.make,
     "json_criteria": json_criteria.make,
     "criterion_logits": criterion_logits.make,
+    "rar_explicit": rar_explicit.make,
+    **{protocol: likert.make(protocol) for protocol in likert.RATINGS},
 }
-MODEL_FREE = {"oracle": _oracle}
+MODEL_FREE = {"oracle": _oracle, "random": _coin}
+SCALAR = "scalar"  # over a reward model, which no engine runs (judges/scalar.py)
+# The template of each protocol that reads text.
+JUDGE_PROMPTS = {
+    "json_score": "judge_score",
+    "json_criteria": "judge_criteria",
+    "criterion_logits": criterion_logits.TEMPLATE,
+    "rar_explicit": rar_explicit.TEMPLATE,
+    **{protocol: template for protocol, (template, _) in likert.RATINGS.items()},
+}
 
 
 def make_judge(
@@ -40,7 +57,7 @@ def make_judge(
     stands for cfg.source = 'api:MODEL'."""
     if cfg.protocol in MODEL_FREE:
         return MODEL_FREE[cfg.protocol](cfg, seed)
-    names = [*JUDGES, *MODEL_FREE]
+    names = [*JUDGES, *MODEL_FREE, SCALAR]
     if cfg.protocol not in JUDGES:
         raise UserError(
             f"no judge protocol {cfg.protocol!r}",
@@ -53,10 +70,24 @@ def make_judge(
     if endpoint is not None:
         from coevo_jax.judges.endpoint import make  # sockets and TLS only where they are asked for
 
-        return make(cfg, endpoint)
+        return _sampled(make(cfg, endpoint), cfg)
     if engine is None or tokenizer is None:
         raise ValueError(f"protocol {cfg.protocol!r} needs a model")
-    return JUDGES[cfg.protocol](Instrument(cfg, engine, params, tokenizer))
+    return _sampled(JUDGES[cfg.protocol](Instrument(cfg, engine, params, tokenizer)), cfg)
 
 
-__all__ = ["JUDGES", "MODEL_FREE", "Judge", "JudgeItem", "make_judge", "weighted_mean"]
+def _sampled(judge: Judge, cfg: JudgeConfig) -> Judge:
+    """judge.samples: each item is asked several times."""
+    return Sampled(judge, cfg.samples, cfg.combine) if cfg.samples > 1 else judge
+
+
+__all__ = [
+    "JUDGES",
+    "JUDGE_PROMPTS",
+    "MODEL_FREE",
+    "SCALAR",
+    "Judge",
+    "JudgeItem",
+    "make_judge",
+    "weighted_mean",
+]

@@ -29,12 +29,15 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class JudgeItem:
-    """One answer to be judged under one rubric. request: its identity in the update, unique among the items of a call."""
+    """One answer to be judged under one rubric. request: its identity in the update; with `branch` (which criterion, which sample
+    of a judge) unique among the items of a call. reference: an answer known to be good, '' for none."""
 
     question: str
     rubric: Rubric
     answer: str
     request: int
+    reference: str = ""
+    branch: tuple[int, ...] = ()
 
 
 class Judge(Protocol):
@@ -52,7 +55,7 @@ class Judge(Protocol):
 
 def check_items(items: Sequence[JudgeItem]) -> None:
     """Two items of the same identity would share their noise."""
-    if len({item.request for item in items}) != len(items):
+    if len({(item.request, item.branch) for item in items}) != len(items):
         raise ValueError("two judge items have the same request id")
 
 
@@ -101,7 +104,7 @@ class WritingJudge:
         prompts = [model.prompt(self.template, cfg.thinking, **self.slots(item)) for item in items]
         verdicts = [failed("refused", model.too_long(ids)) for ids in prompts]
         # In the order of identity: the engine then meets the same batch whatever order the items came in.
-        pending = sorted((i for i, v in enumerate(verdicts) if not v.detail), key=lambda i: items[i].request)
+        pending = sorted((i for i, v in enumerate(verdicts) if not v.detail), key=lambda i: (items[i].request, items[i].branch))
         for attempt in range(cfg.retries + 1):
             if not pending:
                 break
@@ -121,7 +124,7 @@ class WritingJudge:
             Request(
                 prompt=np.asarray(prompts[i], np.int32),
                 n=1,
-                role=ROLE,
+                role="/".join([ROLE, *map(str, items[i].branch)]),
                 update=update,
                 request=items[i].request * MAX_ATTEMPTS + attempt,
                 sampling=model.cfg.sampling,

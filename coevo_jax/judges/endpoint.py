@@ -12,9 +12,9 @@ import math
 from collections.abc import Callable
 
 from coevo_jax.config import JudgeConfig
-from coevo_jax.judges import criterion_logits, json_criteria, json_score
+from coevo_jax.judges import criterion_logits, json_criteria, json_score, likert, rar_explicit
 from coevo_jax.judges.aggregate import weighted_mean
-from coevo_jax.judges.base import RETRIED, JudgeItem, check_items
+from coevo_jax.judges.base import RETRIED, Judge, JudgeItem, check_items
 from coevo_jax.records.verdicts import Verdict, failed
 from coevo_jax.remote import Ask, Endpoint, Reply
 from coevo_jax.text.prompts import render_prompt
@@ -25,7 +25,7 @@ SPELLING_MARKS = " \t\n\"'▁Ġ"
 
 @dataclasses.dataclass(frozen=True)
 class EndpointWritingJudge:
-    """json_score and json_criteria over an endpoint."""
+    """The protocols that write, over an endpoint."""
 
     name: str
     endpoint: Endpoint
@@ -41,13 +41,18 @@ class EndpointWritingJudge:
         verdicts = [failed("refused") for _ in items]
         pending = list(range(len(items)))
         for attempt in range(self.cfg.retries + 1):
-            replies = self.endpoint.ask([Ask(messages[i], self.cfg.sampling, attempt) for i in pending])
+            numbers = [attempt + (self.cfg.retries + 1) * self._sample(items[i]) for i in pending]
+            replies = self.endpoint.ask([Ask(messages[i], self.cfg.sampling, n) for i, n in zip(pending, numbers)])
             for i, reply in zip(pending, replies):
                 verdicts[i] = self._verdict(items[i], reply)
             pending = [i for i, reply in zip(pending, replies) if reply.status == "ok" and verdicts[i].status in RETRIED]
             if not pending:
                 break
         return verdicts
+
+    def _sample(self, item: JudgeItem) -> int:
+        """Which of judge.samples it is; without them the content alone is the identity."""
+        return item.branch[0] if self.cfg.samples > 1 else 0
 
     def _verdict(self, item: JudgeItem, reply: Reply) -> Verdict:
         if reply.status != "ok":
@@ -102,8 +107,14 @@ def yes_no(top: tuple[tuple[str, float], ...]) -> tuple[float, float]:
     return math.fsum(p for word, p in words if word == "yes"), math.fsum(p for word, p in words if word == "no")
 
 
-def make(cfg: JudgeConfig, endpoint: Endpoint) -> EndpointWritingJudge | EndpointCriterionLogits:
+def make(cfg: JudgeConfig, endpoint: Endpoint) -> Judge:
     """The judge of cfg.protocol over an endpoint."""
+    if cfg.protocol == "rar_explicit":
+        single = EndpointWritingJudge("yes_no", endpoint, cfg, rar_explicit.slots, rar_explicit.TEMPLATE, rar_explicit.read)
+        return rar_explicit.PerCriterion("rar_explicit", single)
+    if cfg.protocol in likert.RATINGS:
+        template, slots = likert.RATINGS[cfg.protocol]
+        return EndpointWritingJudge(cfg.protocol, endpoint, cfg, slots, template, likert.read)
     if cfg.protocol == "criterion_logits":
         return EndpointCriterionLogits(endpoint, cfg)
     template, read = {"json_score": ("judge_score", json_score.read), "json_criteria": ("judge_criteria", json_criteria.read)}[

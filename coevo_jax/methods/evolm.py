@@ -17,6 +17,7 @@ import numpy as np
 from coevo_jax.config import Experiment, RubricConfig
 from coevo_jax.judges import JudgeItem
 from coevo_jax.methods.context import Context, request_id
+from coevo_jax.methods.fixed_rubrics import fixed_rubric
 from coevo_jax.methods.groups import Group, Member, collect, to_batch
 from coevo_jax.methods.pairs import make_pairs
 from coevo_jax.methods.stage import Batch, Stage, Step
@@ -59,11 +60,11 @@ def policy_batch(ctx: Context, step: Step) -> Batch:
         answers, parsed = _answers_and_rubrics(ctx, step, records, attempt)
         counts["rubric/endpoint_failed"] += len(slots) - len(parsed)
         found = _retry_invalid(ctx, step, records, attempt, parsed, counts)
-        rubrics.extend(found.values())
+        rubrics.extend(rubric for rubric in found.values() if rubric.criteria)
         groups = [_answer_group(ctx, slot, attempt, records[slot], answers[slot], found[slot]) for slot in slots if slot in found]
         for slot in slots:  # the buffer keeps one answer a slot and update, of a dropped group too
             _store(ctx, step, slot, records[slot], answers[slot][0])
-        verdicts.extend(_judge_answers(ctx, step, groups, found))
+        verdicts.extend(_judge_answers(ctx, step, groups, found, records))
         return groups
 
     groups, advantages = collect(ctx, ctx.slots, make)
@@ -94,6 +95,8 @@ def _answers_and_rubrics(
                     slot=s, attempt=attempt)
         for s in slots
     ]  # fmt: skip
+    if cfg.rubric.source != "generator":
+        return dict(zip(slots, ctx.generate("policy", ask))), {s: fixed_rubric(cfg.rubric, records[s]) for s in slots}
     if ctx.writer is not None:  # the endpoint writes while we sample
         collect = ctx.writer.start([records[s]["prompt"] for s in slots], sampling)
         answers = ctx.generate("policy", ask)
@@ -155,13 +158,16 @@ def _answer_group(
     return Group(slot, attempt, ctx.answer_prompt(question), question, record["id"], members, {"rubric": render_rubric(rubric)})
 
 
-def _judge_answers(ctx: Context, step: Step, groups: list[Group], rubrics: dict[int, Rubric]) -> list[Verdict]:
+def _judge_answers(
+    ctx: Context, step: Step, groups: list[Group], rubrics: dict[int, Rubric], records: dict[int, dict[str, Any]]
+) -> list[Verdict]:
     """Judge every answer under its group's rubric and set the members' rewards."""
     items, members = [], []
     for group in groups:
         for index, member in enumerate(group.members):
             request = request_id("judge", group.slot, group.attempt, index)
-            items.append(JudgeItem(group.question, rubrics[group.slot], member.text, request))
+            reference = records[group.slot].get("reference", "")
+            items.append(JudgeItem(group.question, rubrics[group.slot], member.text, request, reference))
             members.append(member)
     verdicts = _judge(ctx, items, step)
     for member, verdict in zip(members, verdicts):

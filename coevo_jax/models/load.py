@@ -19,6 +19,7 @@ from coevo_jax.models.files import SafetensorsFolder, copy_tokenizer, new_folder
 from coevo_jax.models.forward import ParamInfo, param_shapes
 from coevo_jax.models.gguf_file import GgufFile
 from coevo_jax.models.hf_weights import GGUF_NAMES, HF_NAMES, build_params
+from coevo_jax.models.scalar import Body, read_head
 from coevo_jax.models.spec import ModelSpec, spec_from_hf, spec_to_hf
 
 TINY = pathlib.Path(__file__).parent.parent / "judges" / "tiny_world" / "model"
@@ -58,6 +59,23 @@ def load_model(cfg: ModelConfig | str, mesh: Any = None, *, rules: ShardingRules
     spec = spec_from_hf(read_json(path / "config.json"), str(path / "config.json"))
     params = build_params(source, spec, HF_NAMES, cfg.param_dtype, _shardings(spec, mesh, rules))
     return LoadedModel(spec, params, path, cfg.source, digest)
+
+
+def load_scalar(cfg: ModelConfig, mesh: Any = None, *, rules: ShardingRules = RULES) -> LoadedModel:
+    """A reward model: a Hugging Face folder of a ...ForSequenceClassification with one label, whose head is `score.weight` [1,D].
+
+    `params` has the head as "score" [D] and no unembedding. UserError as in load_model, or for a folder without such a head.
+    """
+    path = _resolve(cfg.source)
+    if path.is_file() or (path / ORBAX_ITEM).is_dir():
+        raise UserError(f"{cfg.source!r} has no scalar head", where=str(path), expected="a Hugging Face folder with score.weight")
+    source = SafetensorsFolder(path)
+    digest = _checked_hash(cfg, source.files)
+    # Without an unembedding, which is what the spec of a tied model means; nothing else depends on it.
+    spec = dataclasses.replace(spec_from_hf(read_json(path / "config.json"), str(path / "config.json")), tied=True)
+    head = read_head(source, spec, cfg.param_dtype, mesh)
+    params = build_params(Body(source), spec, HF_NAMES, cfg.param_dtype, _shardings(spec, mesh, rules))
+    return LoadedModel(spec, params | {"score": head}, path, cfg.source, digest)
 
 
 def tokenizer_folder(source: str) -> pathlib.Path:

@@ -12,7 +12,7 @@ STATUSES: tuple[str, ...] = ("ok", "parse_fail", "truncated", "timeout", "refuse
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """status 'ok' with a score in [0, 1], or a failure of the instrument with score None.
+    """status 'ok' with a score in [0, 1] (any finite number where not `bounded`), or a failure of the instrument with score None.
 
     raw: the judge's text. parts: a score for each criterion, where the protocol has them. yes_no_mass: smallest probability on
     yes and no over the criteria (criterion_logits). detail: what went wrong.
@@ -24,14 +24,15 @@ class Verdict:
     parts: tuple[float, ...] = ()
     yes_no_mass: float | None = None
     detail: str = ""
+    bounded: bool = True  # a reward model's logit is not
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
             raise ValueError(f"verdict status {self.status!r} is none of {STATUSES}")
         if (self.status == "ok") != (self.score is not None):
             raise ValueError(f"a verdict of status {self.status!r} with score {self.score!r}")
-        if self.score is not None and not (math.isfinite(self.score) and 0.0 <= self.score <= 1.0):
-            raise ValueError(f"a verdict's score is {self.score!r}, outside [0, 1]")
+        if self.score is not None and not (math.isfinite(self.score) and (not self.bounded or 0.0 <= self.score <= 1.0)):
+            raise ValueError(f"a verdict's score is {self.score!r}, " + ("outside [0, 1]" if self.bounded else "not finite"))
 
 
 def failed(status: Status, detail: str = "", raw: str = "", yes_no_mass: float | None = None) -> Verdict:

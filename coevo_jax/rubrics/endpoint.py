@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from coevo_jax.config import RubricConfig, Sampling
 from coevo_jax.remote import Ask, Endpoint
-from coevo_jax.rubrics.json_criteria import Rubric, parse_rubric
+from coevo_jax.rubrics import Rubric, parse_rubric
 from coevo_jax.text.parse import Parsed
 from coevo_jax.text.prompts import render_prompt
 

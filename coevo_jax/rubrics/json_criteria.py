@@ -19,11 +19,13 @@ from coevo_jax.text.parse import Parsed, last_json_object
 
 @dataclasses.dataclass(frozen=True)
 class Criterion:
-    """One thing to check. levels: (score, description) pairs as written, best first where the writer put it first."""
+    """One thing to check. levels: (score, description) pairs as written, best first where the writer put it first.
+    title: a short name, where the schema has one."""
 
     text: str
     weight: float
     levels: tuple[tuple[str, str], ...] = ()
+    title: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

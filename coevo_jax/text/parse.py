@@ -149,6 +149,20 @@ def last_json_object(text: str, key: str, *, truncated: bool = False, opened: bo
     return Parsed("ok", found.value[0]) if found.value else Parsed(found.status, None, found.detail)
 
 
+_FENCED = re.compile(r"\s*```(?:json)?[ \t]*\n(.*)\n[ \t]*```\s*", re.IGNORECASE | re.DOTALL)
+
+
+def whole_json(text: str) -> Parsed[Any]:
+    """A text that is nothing but one JSON value, in a code fence or not; a key named twice is a failure."""
+    fenced = _FENCED.fullmatch(text)
+    body = (fenced[1] if fenced else text).strip()
+    try:
+        value, end = _DECODER.raw_decode(body)
+    except (RecursionError, ValueError) as error:
+        return _fail(f"JSON: {str(error)[:100]}")
+    return Parsed("ok", value) if end == len(body) else _fail("more than one JSON value")
+
+
 # ---------------------------------------------------------------------------------------------------- numbers
 
 _NUMBER = r"[-+]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][-+]?\d{1,3})?"

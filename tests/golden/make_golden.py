@@ -6,7 +6,8 @@
     .venv-torch/bin/python tests/golden/make_golden.py --check=FOLDER --family=qwen3  # an exported folder
 
 A family's folder holds config.json and model.safetensors of a tiny random model in float32 and golden.npz with tokens [B,T] and
-logits [B,T,V]. Weights are wide enough, windows and original contexts short enough, that every field of the config moves them.
+logits [B,T,V]; a reward model's has, in place of logits, the length of each row and its score [B]. Weights are wide enough,
+windows and original contexts short enough, that every field of the config moves them.
 """
 
 from __future__ import annotations
@@ -39,7 +40,12 @@ FAMILIES = {
     "mistral": (transformers.MistralConfig, {"rope_theta": 1000.0, "sliding_window": 5}),
     "olmo3": (transformers.Olmo3Config, {"rope_theta": 500000.0, "rope_scaling": YARN, "sliding_window": 5}),
 }
+REWARDS = {
+    "llama_reward": (transformers.LlamaConfig, {"rope_theta": 500.0, "rope_scaling": LLAMA3, "head_dim": 16}),
+    "qwen3_reward": (transformers.Qwen3Config, {"rope_theta": 1000.0, "head_dim": 16, "tie_word_embeddings": True}),
+}
 TOKENS = (2, 40)
+LENGTHS = (40, 17, 1, 33)
 TEXTS = (
     "The quick brown fox jumps over the lazy dog because",
     "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
@@ -53,14 +59,7 @@ def make_family(name: str) -> None:
     config = kind(**copy.deepcopy(SMALL | extra))  # transformers writes into the dicts it is given
     torch.manual_seed(sorted(FAMILIES).index(name))
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
-    with torch.no_grad():
-        for key, value in model.named_parameters():
-            if key.endswith("norm.weight"):
-                value.normal_(1.0, 0.3)
-            elif key.endswith("bias"):
-                value.normal_(0.0, 0.5)
-            else:
-                value.normal_(0.0, 1.0 if "embed" in key else 1.5 * value.shape[1] ** -0.5)
+    widen(model)
     tokens = np.random.default_rng(0).integers(0, config.vocab_size, TOKENS)
     folder = HERE / name
     shutil.rmtree(folder, ignore_errors=True)
@@ -69,6 +68,40 @@ def make_family(name: str) -> None:
     np.savez_compressed(folder / "golden.npz", tokens=tokens.astype(np.int32), logits=logits_of(model, tokens))
     size = sum(f.stat().st_size for f in folder.iterdir())
     print(f"{name}: {size / 1024:.0f} KiB, logits std {logits_of(model, tokens).std():.2f}")
+
+
+def make_reward(name: str) -> None:
+    """A tiny random reward model of one label, its scores of random rows padded on the right."""
+    kind, extra = REWARDS[name]
+    config = kind(num_labels=1, **copy.deepcopy(SMALL | extra))
+    torch.manual_seed(100 + sorted(REWARDS).index(name))
+    kinds = transformers.AutoModelForSequenceClassification
+    model = kinds.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+    widen(model)
+    tokens = np.random.default_rng(1).integers(1, config.vocab_size, (len(LENGTHS), max(LENGTHS)))  # no padding id inside
+    mask = np.arange(max(LENGTHS)) < np.asarray(LENGTHS)[:, None]
+    tokens = np.where(mask, tokens, config.pad_token_id)
+    folder = HERE / name
+    shutil.rmtree(folder, ignore_errors=True)
+    model.save_pretrained(folder)
+    with torch.no_grad():
+        ids, mask = torch.asarray(tokens, dtype=torch.long), torch.asarray(mask, dtype=torch.long)
+        scores = model(ids, attention_mask=mask).logits.numpy()[:, 0]
+    np.savez_compressed(
+        folder / "golden.npz", tokens=tokens.astype(np.int32), lengths=np.asarray(LENGTHS, np.int32), scores=scores
+    )
+    print(f"{name}: scores {scores}")
+
+
+def widen(model: torch.nn.Module) -> None:
+    with torch.no_grad():
+        for key, value in model.named_parameters():
+            if key.endswith("norm.weight"):
+                value.normal_(1.0, 0.3)
+            elif key.endswith("bias"):
+                value.normal_(0.0, 0.5)
+            else:
+                value.normal_(0.0, 1.0 if "embed" in key else 1.5 * value.shape[1] ** -0.5)
 
 
 def logits_of(model: torch.nn.Module, tokens: np.ndarray) -> np.ndarray:
@@ -111,7 +144,7 @@ if __name__ == "__main__":
     if args.check:
         check(args.check, args.family)
     else:
-        for family in [args.family] if args.family else FAMILIES:
-            make_family(family)
+        for family in [args.family] if args.family else [*FAMILIES, *REWARDS]:
+            make_family(family) if family in FAMILIES else make_reward(family)
         if args.smollm2:
             make_smollm2(args.smollm2)

@@ -1,0 +1,29 @@
+"""RaR, explicit: a frozen Qwen3-8B writes RaR's rubric, the judge checks each item with yes or no, the categories weigh.
+
+    python run.py --config=configs/baselines/rar_explicit.py --workdir=/mnt/shared/rar_explicit \
+        --config.policy.source=/models/Qwen3-8B --config.judge.source=/models/Qwen3-1.7B --config.data.prompts=tulu3_prompts.jsonl
+
+Data, policy and updates: those of configs/evolm_qwen3_8b.py. Hardware: a v5p-16 or v4-32 slice; never run on a TPU.
+Expected by the paper: 12-task average 67.5 if this is the mode it means (see rar_implicit.py).
+"""
+
+from coevo_jax.config import Experiment
+from coevo_jax.config.override import apply_overrides
+from configs.evolm_qwen3_8b import get_config as main
+
+
+def get_config() -> Experiment:
+    return apply_overrides(
+        main(),
+        [
+            "name=rar_explicit",
+            "schedule.order=policy_only",
+            "schedule.cycles=1",
+            "schedule.k=500",
+            "generator.mode=two",
+            "generator.frozen=true",
+            "rubric.schema=rar",
+            "rubric.prompt=rubric_rar",
+            "judge.protocol=rar_explicit",
+        ],
+    )

@@ -1,0 +1,28 @@
+"""Sequential, rubric-conditioned: first the generator trains on rubric-conditioned pairs of the frozen policy, then the
+policy under the frozen generator.
+
+    python run.py --config=configs/baselines/sequential_rc.py --workdir=/mnt/shared/sequential_rc \
+        --config.policy.source=/models/Qwen3-8B --config.judge.source=/models/Qwen3-1.7B --config.data.prompts=tulu3_prompts.jsonl
+
+Data, policy and updates: those of configs/evolm_qwen3_8b.py. Hardware: a v5p-16 or v4-32 slice; never run on a TPU.
+Expected by the paper: RewardBench 2 46.0, JudgeBench 42.2 (the rubrics); 12-task average 68.3 (the policy).
+"""
+
+from coevo_jax.config import Experiment
+from coevo_jax.config.override import apply_overrides
+from configs.evolm_qwen3_8b import get_config as main
+
+
+def get_config() -> Experiment:
+    return apply_overrides(
+        main(),
+        [
+            "name=sequential_rc",
+            "schedule.order=generator_first",
+            "schedule.cycles=1",
+            "schedule.k=500",
+            "generator.mode=two",
+            "pairs.temporal=0",
+            "pairs.conditioned=1",
+        ],
+    )
