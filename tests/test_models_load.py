@@ -115,6 +115,17 @@ def test_orbax_with_a_missing_array_names_it(tmp_path):
         load_model(str(tmp_path / "orbax"))
 
 
+def test_the_command_exports_to_orbax(tmp_path):
+    flags = [f"--source={GOLDEN / 'llama'}", f"--out={tmp_path / 'out'}", "--dtype=bfloat16", "--format=orbax"]
+    done = subprocess.run([sys.executable, "-m", "coevo_jax.models.export", *flags], capture_output=True, text=True)
+    assert done.returncode == 0 and "every array has the same bits" in done.stdout, done.stderr
+    again, expected = (
+        load_model(ModelConfig(source=str(f), param_dtype="bfloat16")) for f in (tmp_path / "out", GOLDEN / "llama")
+    )
+    assert (tmp_path / "out" / "params").is_dir() and again.spec == expected.spec
+    jax.tree.map(np.testing.assert_array_equal, again.params, expected.params)
+
+
 def test_the_command_exports_and_refuses_an_existing_folder(tmp_path):
     command = [sys.executable, "-m", "coevo_jax.models.export", f"--source={GOLDEN / 'llama'}", f"--out={tmp_path / 'out'}"]
     first = subprocess.run(command, capture_output=True, text=True)

@@ -20,7 +20,7 @@ from coevo_jax.records.console import Console, duration, format_table, number
 from coevo_jax.records.files import write_atomic
 from coevo_jax.records.metrics import MetricsWriter, comparable, read_metrics
 from coevo_jax.records.rollouts import drop_rollouts_after, read_rollouts, rollout_files, write_rollouts
-from coevo_jax.records.run_folder import Input, config_differences, open_run, read_config
+from coevo_jax.records.run_folder import Input, check_run, config_differences, open_run, read_config
 
 CONFIG = {"seed": 1, "schedule": {"k": 10, "cycles": 2}, "run": {"keep": 2}, "tags": ("a", "b")}
 
@@ -107,6 +107,14 @@ def test_an_impossible_path_is_a_user_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"(?s)could not .* the run folder.*MiB free"):
         open_run(tmp_path / "file" / "run", CONFIG)
+
+
+@pytest.mark.parametrize("enter", [check_run, open_run])
+def test_a_bucket_is_refused_as_a_run_folder(enter, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="can't lie in a bucket"):
+        enter("gs://bucket/run", {"a": 1})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_other_processes_only_get_the_paths(tmp_path):

@@ -85,7 +85,7 @@ def test_odd_flags_arrive_as_given():
     odd = ["--config=a b.py", 'x: "y" # z', "- 'it''s", "yes", "1e3", "~", "", "ü\n\t", "{a: [b}"]
     (jobset,) = render("--name=a", "--accelerator=v4-32", "--image=i", "--", *odd, "$(HOME)")
     (container,) = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
-    assert container["args"] == [*odd, "$$(HOME)"]  # which Kubernetes turns into $(HOME)
+    assert container["args"] == ["--processes=auto", *odd, "$$(HOME)"]  # which Kubernetes turns into $(HOME)
 
 
 @pytest.mark.parametrize(

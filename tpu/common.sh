@@ -327,8 +327,10 @@ setup_workers() { # install ARCHIVE on every worker; a worker that has it instal
     give_up "the workers did not install the same packages (lines: worker, host, python, hash):"$'\n'"$ANSWERS"
 }
 
-start_run() { # ARG...: run.py with these flags on every worker
-  ask_workers "$(show bash coevo/worker.sh start "$LOGS" python run.py "$@")"
+start_run() { # ARG...: run.py with these flags on every worker; jax.distributed finds the others by itself
+  local word join=--processes=auto
+  for word in "$@"; do case $word in --processes | --processes=*) join="" ;; esac done
+  ask_workers "$(show bash coevo/worker.sh start "$LOGS" python run.py ${join:+"$join"} "$@")"
 }
 
 job_state() { # JOB: none, running, finished, bad_input, ended (not all run and not all are done), or silent

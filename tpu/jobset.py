@@ -167,6 +167,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     args.flags = argv[split + 1 :]
     if not args.flags:
         parser.error("no flags for run.py: expected -- --config=configs/NAME.py --workdir=...")
+    if not any(flag.split("=")[0] == "--processes" for flag in args.flags):
+        args.flags = ["--processes=auto", *args.flags]
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", args.name):
         parser.error(f"--name={args.name}: expected at most 40 lower case letters, digits and hyphens, a letter first")
     if args.nfs and not re.fullmatch(r"[A-Za-z0-9.-]+:/[^:]+:/[^:]+", args.nfs):

@@ -2,7 +2,7 @@
 set -euo pipefail
 USAGE="tpu/launch.sh --env=FILE [--dry_run] [--SETTING=VALUE ...] -- FLAGS OF run.py
 
-Starts 'python run.py FLAGS' in the background on every worker. jax.distributed finds the other workers by itself on TPU VMs."
+Starts 'python run.py --processes=auto FLAGS' in the background on every worker."
 TAKES_ARGS=true
 # shellcheck source=tpu/common.sh
 . "$(dirname "$0")/common.sh"

@@ -4,8 +4,8 @@ USAGE="tpu/resume.sh --env=FILE [--delete_when_done] [--dry_run] [--SETTING=VALU
 
 Keeps a run going until it is finished: creates the slice, installs the project, starts run.py with these flags, and does so again
 after a preemption or a crash; the run goes on from its last checkpoint. Started beside a run that is under way, it watches that one.
-It gives up (exit code 1) when something fails 5 times in a row, and stops (2) when the run refuses its input. Ending this script
-ends neither the run nor the slice."
+It gives up (exit code 1) when something fails 5 times in a row, and stops (2) when the run refuses its input twice. Ending this
+script ends neither the run nor the slice."
 DELETE_WHEN_DONE=false OWN_FLAGS="delete_when_done" TAKES_ARGS=true
 # shellcheck source=tpu/common.sh
 . "$(dirname "$0")/common.sh"
@@ -14,6 +14,7 @@ parse "$@"
 
 trouble=0  # failures in a row, of whatever kind
 silence=0  # polls in a row without an answer
+refused=0  # ends with code 2 in a row
 launched=0 # when this script last started the run, in seconds of the epoch
 DRY_STATES="absent WAITING_FOR_RESOURCES ACTIVE SUSPENDED ACTIVE ACTIVE"
 DRY_JOBS="none none finished"
@@ -63,9 +64,15 @@ restart() { # after an end that was none of success
     failed "the run ended within $QUICK_SECONDS s"
   else
     trouble=0
+    refused=0
   fi
   stop_rest
   start
+}
+
+refuse() { # once it may be that the workers did not find each other in time
+  refused=$((refused + 1))
+  if [ $refused -lt 2 ]; then restart; else show_end && fail "the run refuses its input" "$NAME" "flags and files that run.py accepts"; fi
 }
 
 some_run() { case $ANSWERS in *running*) return 0 ;; *) return 1 ;; esac; }
@@ -91,7 +98,7 @@ tend() { # the slice is there
     running) trouble=0 && nap ;;
     silent) silent "a worker does not answer" ;;
     ended) restart ;;
-    bad_input) show_end && fail "the run refuses its input" "$NAME" "flags and files that run.py accepts" ;;
+    bad_input) refuse ;;
     finished)
       note "the run is finished"
       if [ "$DELETE_WHEN_DONE" = true ]; then delete_slice || give_up "$NAME was not deleted"; fi

@@ -1,7 +1,7 @@
-"""Export any source to a Hugging Face folder, read it back and compare logits.
+"""Export any source to a Hugging Face folder, read it back and compare logits; or to an Orbax folder, whose arrays are compared.
 
 python -m coevo_jax.models.export --source=smollm2 --out=exported
-python -m coevo_jax.models.export --source=DIR_OR_GGUF --out=exported --dtype=bfloat16
+python -m coevo_jax.models.export --source=DIR_OR_GGUF --out=exported --dtype=bfloat16 --format=orbax
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from coevo_jax.errors import UserError, parse_flags
 from coevo_jax.models.files import SafetensorsFolder, new_folder
 from coevo_jax.models.forward import forward, unembed
 from coevo_jax.models.hf_weights import HF_NAMES, build_params, file_tensors
-from coevo_jax.models.load import DTYPES, load_model, write_config
+from coevo_jax.models.load import DTYPES, load_model, save_orbax, write_config
 from coevo_jax.models.spec import ModelSpec, spec_from_hf
 
 SHARD_BYTES = 5_000_000_000
@@ -87,6 +87,21 @@ def _check(params: Any, spec: ModelSpec, folder: pathlib.Path) -> float:
     return gap
 
 
+def export_orbax(params: Any, spec: ModelSpec, tokenizer_folder: pathlib.Path, out: pathlib.Path) -> None:
+    """Write an Orbax folder, of which each process of a run reads its own slices (also from a bucket); read back, same bits.
+
+    UserError when `out` exists.
+    """
+    save_orbax(params, spec, tokenizer_folder, out)
+    again = load_model(ModelConfig(source=str(out), param_dtype=str(params["embed"].dtype))).params
+    for path, array in jax.tree.leaves_with_path(params):
+        other = again
+        for key in path:
+            other = other[key.key]
+        if not bool(jnp.array_equal(array, other, equal_nan=True)):
+            raise RuntimeError(f"the Orbax folder {out} gives other values for {jax.tree_util.keystr(path)}")
+
+
 def _logits(params: Any, spec: ModelSpec) -> jax.Array:
     tokens = np.random.default_rng(0).integers(0, spec.vocab_size, (1, CHECK_TOKENS)).astype(np.int32)
     positions = np.arange(CHECK_TOKENS, dtype=np.int32)[None]
@@ -105,19 +120,23 @@ def main(argv: list[str]) -> int:
     try:
         if len(argv) > 1:
             raise UserError(f"unknown argument {argv[1]!r}", where="command line", expected="--source=... --out=...")
-        return _export(FLAGS.source, pathlib.Path(FLAGS.out).expanduser().absolute(), FLAGS.dtype)
+        return _export(FLAGS.source, pathlib.Path(FLAGS.out).expanduser().absolute(), FLAGS.dtype, FLAGS.format)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
-def _export(source: str, out: pathlib.Path, dtype: str) -> int:
+def _export(source: str, out: pathlib.Path, dtype: str, layout: str) -> int:
     if out.exists():  # before minutes are spent on loading
         raise UserError("the folder exists already", where=str(out), expected="a new folder; nothing is written over")
     print(f"loading {source}", flush=True)
     model = load_model(ModelConfig(source=source, param_dtype=dtype))
     count = sum(p.size for p in jax.tree.leaves(model.params))
     print(f"writing {count / 1e6:.1f} M parameters in {dtype} to {out}", flush=True)
+    if layout == "orbax":
+        export_orbax(model.params, model.spec, model.folder, out)
+        print("read back: every array has the same bits")
+        return 0
     gap = export_hf(model.params, model.spec, model.folder, out)
     print(f"read back: largest difference of a logit {gap:.1e} over {CHECK_TOKENS} tokens")
     return 0
@@ -129,4 +148,5 @@ if __name__ == "__main__":
     flags.DEFINE_string("source", None, "smollm2, tiny, a Hugging Face folder, a .gguf file or an Orbax folder", required=True)
     flags.DEFINE_string("out", None, "folder to make", required=True)
     flags.DEFINE_enum("dtype", "float32", list(DTYPES), "dtype of the weights in the files")
+    flags.DEFINE_enum("format", "hf", ["hf", "orbax"], "a Hugging Face folder, or an Orbax one for several hosts")
     app.run(main, flags_parser=parse_flags)

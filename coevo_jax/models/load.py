@@ -1,30 +1,38 @@
-"""Models from their sources: the embedded one, the small world's, a Hugging Face folder, a GGUF file, an Orbax folder."""
+"""Models from their sources: embedded, the small world's, Hugging Face, GGUF and Orbax ones (the last also in a bucket)."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import pathlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import orbax.checkpoint as ocp
 
 from coevo_jax.config import ModelConfig
 from coevo_jax.errors import UserError, nearest
 from coevo_jax.mesh import RULES, ShardingRules, param_shardings
-from coevo_jax.models import smollm2
-from coevo_jax.models.files import SafetensorsFolder, copy_tokenizer, new_folder, read_json, source_hash, user_cache
+from coevo_jax.models import orbax_folder, smollm2
+from coevo_jax.models.files import (
+    TOKENIZER_FILES,
+    SafetensorsFolder,
+    copy_tokenizer,
+    new_folder,
+    read_json,
+    source_hash,
+    user_cache,
+)
 from coevo_jax.models.forward import ParamInfo, param_shapes
 from coevo_jax.models.gguf_file import GgufFile
 from coevo_jax.models.hf_weights import GGUF_NAMES, HF_NAMES, build_params
+from coevo_jax.models.orbax_folder import BUCKET, OrbaxFolder
 from coevo_jax.models.scalar import Body, read_head
 from coevo_jax.models.spec import ModelSpec, spec_from_hf, spec_to_hf
 
 TINY = pathlib.Path(__file__).parent.parent / "judges" / "tiny_world" / "model"
 NAMED = ("smollm2", "tiny")
-ORBAX_ITEM = "params"  # subfolder of an Orbax source, beside config.json and the tokenizer's files
 TOKENIZER_VERSION = 1  # of the files made from a GGUF; a change makes them again
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -49,11 +57,14 @@ def load_model(cfg: ModelConfig | str, mesh: Any = None, *, rules: ShardingRules
     if cfg.param_dtype not in DTYPES:
         raise UserError(f"param_dtype {cfg.param_dtype!r} is not supported", where="policy.param_dtype",
                         expected=f"one of {', '.join(DTYPES)}", nearest=nearest(cfg.param_dtype, DTYPES))  # fmt: skip
+    if cfg.source.startswith(BUCKET):
+        return _load_bucket(cfg, mesh, rules)
     path = _resolve(cfg.source)
     if path.is_file():
         return _load_gguf(cfg, path, mesh, rules)
-    if (path / ORBAX_ITEM).is_dir():
-        return _load_orbax(cfg, path, mesh, rules)
+    if (path / orbax_folder.ITEM).is_dir():
+        files = sorted(p for p in (path / orbax_folder.ITEM).rglob("*") if p.is_file())
+        return _load_orbax(cfg, OrbaxFolder(str(path)), path, _checked_hash(cfg, files), mesh, rules)
     source = SafetensorsFolder(path)
     digest = _checked_hash(cfg, source.files)
     spec = spec_from_hf(read_json(path / "config.json"), str(path / "config.json"))
@@ -80,6 +91,8 @@ def load_scalar(cfg: ModelConfig, mesh: Any = None, *, rules: ShardingRules = RU
 
 def tokenizer_folder(source: str) -> pathlib.Path:
     """The tokenizer's files of a model source (as ModelConfig.source; a folder needs no weights). UserError as in load_model."""
+    if source.startswith(BUCKET):
+        return _bucket_folder(OrbaxFolder(source))
     given = pathlib.Path(source).expanduser()
     if source not in NAMED and given.is_dir():
         return given
@@ -92,8 +105,7 @@ def tokenizer_folder(source: str) -> pathlib.Path:
 def save_orbax(params: Any, spec: ModelSpec, tokenizer_folder: pathlib.Path, out: pathlib.Path) -> None:
     """Write an Orbax source: params/, config.json, tokenizer files. Atomic; UserError when `out` exists."""
     with new_folder(out) as folder:
-        with ocp.StandardCheckpointer() as checkpointer:
-            checkpointer.save(folder.absolute() / ORBAX_ITEM, params)
+        orbax_folder.save(params, folder)
         write_config(spec, tokenizer_folder, params["embed"].dtype, folder)
 
 
@@ -115,7 +127,7 @@ def _resolve(source: str) -> pathlib.Path:
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         close = nearest(path.name, siblings)
         raise UserError(f"model source {source!r} does not exist", where=str(path.absolute()),
-                        expected="smollm2, tiny, a Hugging Face folder, a .gguf file or an Orbax folder",
+                        expected="smollm2, tiny, a Hugging Face folder, a .gguf file, an Orbax folder or gs://...",
                         nearest=str(path.parent / close) if close else nearest(source, NAMED))  # fmt: skip
     if path.is_file() and path.suffix != ".gguf":
         raise UserError(f"model source {source!r} is a file but not a .gguf", where=str(path.absolute()),
@@ -150,39 +162,42 @@ def _gguf_folder(file: GgufFile, digest: str) -> pathlib.Path:
     return folder
 
 
-def _load_orbax(cfg: ModelConfig, path: pathlib.Path, mesh: Any, rules: ShardingRules) -> LoadedModel:
-    files = sorted(p for p in (path / ORBAX_ITEM).rglob("*") if p.is_file())
-    digest = _checked_hash(cfg, files)
-    spec = spec_from_hf(read_json(path / "config.json"), str(path / "config.json"))
-    infos, dtype = param_shapes(spec), jnp.dtype(cfg.param_dtype)
+def _load_bucket(cfg: ModelConfig, mesh: Any, rules: ShardingRules) -> LoadedModel:
+    if cfg.sha256:
+        raise UserError("a source in a bucket is not read whole, so its sha256 can't be compared", where=cfg.source,
+                        expected="an empty sha256, or a local folder")  # fmt: skip
+    source = OrbaxFolder(cfg.source)
+    return _load_orbax(cfg, source, _bucket_folder(source), source.hash(), mesh, rules)
+
+
+def _bucket_folder(source: OrbaxFolder) -> pathlib.Path:
+    """config.json and the tokenizer's files of a source in a bucket, kept in the user cache under their own hash."""
+    found = {name: source.read_file(name) for name in ("config.json", *TOKENIZER_FILES)}
+    files = {name: data for name, data in found.items() if data is not None}
+    if "config.json" not in files:
+        raise UserError("the model folder has no config.json", where=source.where, expected="config.json beside the weights")
+    digest = hashlib.sha256(b"".join(f"{name} {len(data)} ".encode() + data for name, data in files.items())).hexdigest()
+    folder = user_cache() / "buckets" / digest[:16]
+    if not folder.exists():
+        try:
+            with new_folder(folder) as temporary:
+                for name, data in files.items():
+                    (temporary / name).write_bytes(data)
+        except UserError:
+            if not folder.exists():  # else another process made it meanwhile
+                raise
+    return folder
+
+
+def _load_orbax(
+    cfg: ModelConfig, source: OrbaxFolder, folder: pathlib.Path, digest: str, mesh: Any, rules: ShardingRules
+) -> LoadedModel:
+    spec = spec_from_hf(read_json(folder / "config.json"), f"{source.where}/config.json")
     placed = _shardings(spec, mesh, rules)
     if placed is None:
         one = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        placed = jax.tree.map(lambda _: one, infos, is_leaf=_is_info)
-    wanted = jax.tree.map(lambda i, s: jax.ShapeDtypeStruct(i.shape, dtype, sharding=s), infos, placed, is_leaf=_is_info)
-    try:
-        with ocp.StandardCheckpointer() as checkpointer:
-            _check_orbax_tree(checkpointer.metadata(path.absolute() / ORBAX_ITEM).item_metadata.tree, wanted, path)
-            params = checkpointer.restore(path.absolute() / ORBAX_ITEM, wanted)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"the Orbax folder can't be read: {error}", where=str(path / ORBAX_ITEM),
-                        expected="a folder written by this project") from error  # fmt: skip
-    return LoadedModel(spec, params, path, cfg.source, digest)
-
-
-def _check_orbax_tree(found: Any, wanted: Any, path: pathlib.Path) -> None:
-    def flat(tree: Any) -> dict[str, tuple[int, ...]]:
-        return {jax.tree_util.keystr(k, simple=True, separator="/"): tuple(v.shape) for k, v in jax.tree.leaves_with_path(tree)}
-
-    have, need = flat(found), flat(wanted)
-    for name in sorted(set(have) ^ set(need)):
-        what = "is missing" if name in need else "is not part of this architecture"
-        raise UserError(f"array {name!r} {what}", where=str(path / ORBAX_ITEM), expected="the arrays that config.json describes")
-    for name, shape in need.items():
-        if have[name] != shape:
-            raise UserError(
-                f"array {name!r} has shape {list(have[name])}", where=str(path / ORBAX_ITEM), expected=f"{list(shape)}"
-            )
+        placed = jax.tree.map(lambda _: one, param_shapes(spec), is_leaf=_is_info)
+    return LoadedModel(spec, source.params(spec, cfg.param_dtype, placed), folder, cfg.source, digest)
 
 
 def _checked_hash(cfg: ModelConfig, files: list[pathlib.Path]) -> str:

@@ -99,7 +99,7 @@ def open_run(
     since the run began is refused, unless allow_changed_inputs (those of FIXED_INPUTS always).
     UserError: another config, another input, another process, not a run folder, resume not allowed, unwritable, disk full.
     """
-    path = pathlib.Path(workdir).expanduser().absolute()
+    path = _folder(workdir)
     wanted: dict[str, Any] = plain(dict(config))
     if not primary:
         return RunFolder(path, resumed=True)
@@ -128,7 +128,7 @@ def open_run(
 def check_run(workdir: str | os.PathLike[str], config: Mapping[str, Any], *, ignore: Iterable[str] = FREE_KEYS) -> None:
     """Raise what open_run would raise for what it finds there, and create nothing: for use before the models are loaded, so that
     a config that turns out wrong later leaves no folder behind that refuses the right one."""
-    path = pathlib.Path(workdir).expanduser().absolute()
+    path = _folder(workdir)
     _check_is_run_folder(path)
     if (path / LOCK).exists():
         with disk_errors(path, "read the run folder"):
@@ -216,6 +216,17 @@ def config_differences(stored: Mapping[str, Any], config: Mapping[str, Any], ign
         if left != right:
             lines.append(f"{key}: {left} -> {right}")
     return lines
+
+
+def _folder(workdir: str | os.PathLike[str]) -> pathlib.Path:
+    """A bucket's address would become a local folder of that name, which a preempted machine takes with it."""
+    if "://" in str(workdir):
+        raise UserError(
+            "the run folder can't lie in a bucket: rows are appended, folders renamed and a lock is held in it",
+            where=str(workdir),
+            expected="a folder of a disk, or of a shared file system (NFS) with several hosts",
+        )
+    return pathlib.Path(workdir).expanduser().absolute()
 
 
 def _check_is_run_folder(path: pathlib.Path) -> None:
