@@ -16,19 +16,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from coevo_jax.config import Experiment, ModelConfig, api_model
+from coevo_jax.config import Experiment, ModelConfig, SamplerConfig, api_model, judge_sampler
 from coevo_jax.config.validate import compat_warnings
 from coevo_jax.data import PromptSet, SlotStream, read_chat, read_prompts
 from coevo_jax.errors import UserError
 from coevo_jax.judges import Judge, make_judge
 from coevo_jax.learner import Learner, make_learner
-from coevo_jax.mesh import make_mesh
+from coevo_jax.mesh import DECODE_RULES, ShardingRules, make_mesh, param_shardings, train_rules
 from coevo_jax.methods import evolm, supervised, verifiable
 from coevo_jax.methods.context import Context, Voice
 from coevo_jax.methods.stage import Stage
 from coevo_jax.models.files import user_cache
+from coevo_jax.models.forward import param_shapes
 from coevo_jax.models.load import LoadedModel, load_model
-from coevo_jax.models.quantize import quantize_params
+from coevo_jax.models.quantize import quantize_params, quantized_infos
 from coevo_jax.models.spec import ModelSpec
 from coevo_jax.preference.buffer import ReplayBuffer
 from coevo_jax.progress import RunConsole
@@ -112,12 +113,12 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True) -> Syst
     mesh = make_mesh(cfg.mesh) if jax.device_count() > 1 else None
     console.note(f"devices: {jax.device_count()} {jax.devices()[0].platform}" + (f", mesh {dict(mesh.shape)}" if mesh else ""))
     console.note(f"loading policy {cfg.policy.source!r}")
-    policy = _load(cfg.policy, mesh, "policy")
+    policy = _load(cfg.policy, mesh, "policy", train_rules(cfg.mesh))
     models = {"policy": policy}
     endpoints = _make_endpoints(cfg, console)
     if cfg.generator.mode == "two" and "generator" not in endpoints:
         source = dataclasses.replace(cfg.policy, source=cfg.generator.source or cfg.policy.source, sha256="")
-        models["rubric"] = _load(source, mesh, "generator")
+        models["rubric"] = _load(source, mesh, "generator", train_rules(cfg.mesh))
     judge_model = _load_judge(cfg, policy, mesh)
 
     tokenizers = {name: ChatTokenizer.load(model.folder) for name, model in models.items()}
@@ -159,17 +160,26 @@ def _load_judge(cfg: Experiment, policy: LoadedModel, mesh: Any) -> LoadedModel 
     same = (wanted.source, wanted.param_dtype) == (cfg.policy.source, cfg.policy.param_dtype)
     if same and wanted.sha256 in ("", cfg.policy.sha256):
         copy = quantize_params if cfg.judge.weights == "int8" else functools.partial(jax.tree.map, jnp.copy)
-        return dataclasses.replace(policy, params=copy(policy.params))
-    model = _load(wanted, mesh, "judge")
+        return dataclasses.replace(policy, params=_to_decode(copy(policy.params), policy.spec, mesh, cfg))
+    model = _load(wanted, mesh, "judge", DECODE_RULES)
     if cfg.judge.weights == "int8":
         model = dataclasses.replace(model, params=quantize_params(model.params, free=True))
     return model
 
 
-def _load(cfg: ModelConfig, mesh: Any, group: str) -> LoadedModel:
+def _to_decode(params: Any, spec: ModelSpec, mesh: Any, cfg: Experiment) -> Any:
+    """A judge's weights where decoding wants them."""
+    if mesh is None:
+        return params
+    infos = param_shapes(spec)
+    infos = quantized_infos(infos, cfg.judge.dtype) if cfg.judge.weights == "int8" else infos
+    return jax.device_put(params, param_shardings(infos, mesh, DECODE_RULES))
+
+
+def _load(cfg: ModelConfig, mesh: Any, group: str, rules: ShardingRules) -> LoadedModel:
     """A role's model; an error names the key of its source beside the file."""
     try:
-        return load_model(cfg, mesh)
+        return load_model(cfg, mesh, rules=rules)
     except UserError as error:
         where = f"{group}.source, {error.where}".removesuffix(", ")
         raise UserError(error.what, where=where, expected=error.expected, nearest=error.nearest) from error
@@ -180,12 +190,13 @@ class _Engines:
 
     def __init__(self, cfg: Experiment, mesh: Any):
         self.cfg, self.mesh = cfg, mesh
-        self._made: dict[tuple[ModelSpec, tuple[int, ...]], Engine] = {}
+        self._made: dict[tuple[ModelSpec, tuple[int, ...], SamplerConfig], Engine] = {}
 
-    def get(self, spec: ModelSpec, stop_ids: tuple[int, ...]) -> Engine:
-        key = (spec, tuple(stop_ids))
+    def get(self, spec: ModelSpec, stop_ids: tuple[int, ...], judge: bool = False) -> Engine:
+        sampler = judge_sampler(self.cfg.sampler, self.cfg.judge) if judge else self.cfg.sampler
+        key = (spec, tuple(stop_ids), sampler)
         if key not in self._made:
-            self._made[key] = Engine(spec, self.cfg.sampler, tuple(stop_ids), mesh=self.mesh, seed=self.cfg.seed)
+            self._made[key] = Engine(spec, sampler, tuple(stop_ids), mesh=self.mesh, seed=self.cfg.seed)
         return self._made[key]
 
     @property
@@ -218,7 +229,7 @@ def _make_judge(
     if model is None:
         return make_judge(cfg.judge, None, None, None, cfg.seed, endpoint), {}
     tokenizer = ChatTokenizer.load(model.folder)
-    engine = engines.get(model.spec, tokenizer.stop_ids)
+    engine = engines.get(model.spec, tokenizer.stop_ids, judge=True)
     return make_judge(cfg.judge, engine, model.params, tokenizer, cfg.seed), {"judge": model.params}
 
 
@@ -319,7 +330,7 @@ def _warm_up(system: System, engines: _Engines, judge_model: LoadedModel | None,
     if judge_model is not None:
         tokenizer = ChatTokenizer.load(judge_model.folder)
         asks = system.cfg.judge.protocol == "criterion_logits"
-        speakers.append((engines.get(judge_model.spec, tokenizer.stop_ids), judge_model.params, asks))
+        speakers.append((engines.get(judge_model.spec, tokenizer.stop_ids, judge=True), judge_model.params, asks))
     cfg = system.cfg
     drawn = (cfg.answer, cfg.rubric_sampling, cfg.question_sampling, cfg.judge.sampling)
     truncated = cfg.compat.top_p > 0 or any(s.top_p < 1 or s.top_k > 0 for s in drawn)

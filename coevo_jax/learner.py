@@ -10,12 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from coevo_jax.config import Experiment
 from coevo_jax.learn.losses import resolve_loss, sft_loss
 from coevo_jax.learn.packing import Sample, pack
+from coevo_jax.learn.publish import cast_matrices, make_publish, same_places
 from coevo_jax.learn.update import Optimizer, TrainState, init_state, make_logprobs, make_optimizer, make_update, rows_devices
+from coevo_jax.mesh import train_rules
 from coevo_jax.models.load import LoadedModel
 from coevo_jax.models.spec import ModelSpec
 from coevo_jax.records.fingerprint import fingerprint
@@ -32,8 +33,9 @@ class Learner:
     optimizer: Optimizer
     updates: dict[str, Callable[..., tuple[TrainState, dict[str, Any]]]]
     logprobs: Callable[[Any, Any, float], jax.Array]
+    placed: Callable[[Any], Any]  # the trainer's parameters in the sampler's dtype, where it wants them
     mesh: Any = None
-    reference: Any = None  # frozen parameters of the KL term, where it has a weight
+    reference: Any = None  # frozen parameters of the KL term, where it has a weight; matrices in policy.dtype
     anchored: bool = False  # the loop has begun: reference taken, optimizer fresh
     published: Any = None  # what the sampler holds
     _compared: tuple[jax.Array, ...] = ()  # the sampler's and the trainer's arrays that were last found to agree
@@ -41,7 +43,7 @@ class Learner:
     def publish(self) -> None:
         """Give the sampler the trainer's weights."""
         self.published, self._compared = None, ()  # the old copy goes before the new one comes
-        self.published = self.state.params if self._shared else _cast(self.state.params, self.cfg.policy.dtype)
+        self.published = self.state.params if self._shared else self.placed(self.state.params)
 
     def weights(self) -> Any:
         """What the sampler holds, for a generation that begins now: equal to the trainer's weights of now (design.md 4.7).
@@ -64,7 +66,12 @@ class Learner:
 
     @property
     def _shared(self) -> bool:
-        return self.cfg.policy.dtype == self.cfg.policy.param_dtype
+        same = self.cfg.policy.dtype == self.cfg.policy.param_dtype
+        return same and same_places(self.spec, train_rules(self.cfg.mesh), self.mesh)
+
+    def take_reference(self, params: Any) -> None:
+        """Hold frozen parameters for the KL term."""
+        self.reference = cast_matrices(params, self.cfg.policy.dtype)
 
     def fresh_optimizer(self) -> None:
         """New moments and step count: the loop starts its own optimizer after the warm-up."""
@@ -79,7 +86,7 @@ class Learner:
             cfg = dataclasses.replace(cfg, share_prefix=False)
         # One shape, and so one program, whatever the packing: rows enough for a sample each; empty micro-batches don't run.
         most = self.cfg.warmup.batch if loss == "sft" else self.cfg.schedule.prompts * self.cfg.schedule.group
-        rows = pack(samples, cfg, devices=rows_devices(self.mesh), rows=most)
+        rows = pack(samples, cfg, devices=rows_devices(self.mesh, train_rules(self.cfg.mesh)), rows=most)
         if loss == "policy" and self.cfg.loss.kl_weight > 0:
             assert self.reference is not None
             rows = rows.replace(ref_logp=self.logprobs(self.reference, rows, temperature))
@@ -105,8 +112,8 @@ def make_learner(name: str, cfg: Experiment, model: LoadedModel, mesh: Any = Non
         "sft": make_update(model.spec, make_optimizer(supervised), sft_loss, cfg, mesh),
     }
     state = init_state(model.params, optimizer)
-    return Learner(name, cfg, model.spec, state, optimizer, functions, make_logprobs(model.spec, cfg, mesh), mesh)
-
-
-def _cast(params: Any, dtype: str) -> Any:
-    return jax.tree.map(lambda p: p.astype(jnp.dtype(dtype)), params)
+    logprobs, placed = (
+        make_logprobs(model.spec, cfg, mesh),
+        make_publish(model.spec, cfg.policy.dtype, train_rules(cfg.mesh), mesh),
+    )
+    return Learner(name, cfg, model.spec, state, optimizer, functions, logprobs, placed, mesh)

@@ -147,7 +147,7 @@ def _begin_stage(system: System, stage: Stage, checkpoints: Checkpoints) -> None
             learner.fresh_optimizer()
             if system.cfg.loss.kl_weight > 0:
                 checkpoints.save_reference(learner.state.params, f"reference_{learner.name}")
-                learner.reference = checkpoints.load_reference(learner.state.params, f"reference_{learner.name}")
+                learner.take_reference(checkpoints.load_reference(learner.state.params, f"reference_{learner.name}"))
             learner.publish()
 
 
@@ -206,7 +206,7 @@ def _restore(system: System, checkpoints: Checkpoints, metrics: MetricsWriter, c
         learner.state = restored.state[name]
         learner.anchored = name in host["anchored"]
         if learner.anchored and system.cfg.loss.kl_weight > 0:
-            learner.reference = checkpoints.load_reference(learner.state.params, f"reference_{name}")
+            learner.take_reference(checkpoints.load_reference(learner.state.params, f"reference_{name}"))
     for name, state in host["streams"].items():
         system.context.streams[name].restore(state)
     system.context.buffer.restore(restored.arrays)
