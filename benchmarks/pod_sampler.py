@@ -28,11 +28,12 @@ from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import jax
-from _pods import Classes, Lengths, Use, best_classes, lognormal_lengths, use_of
 from _sampler import Engine, ModelSpec, SamplerConfig, UserError, header, product_parameters, say, user_cache
 from sampler_host import QWEN3_8B
 
 from coevo_jax import aot
+from coevo_jax.plan.lengths import Classes, Lengths, Use, best_classes, lognormal_lengths, use_of
+from coevo_jax.plan.programs import device_bytes
 from coevo_jax.sampler import ahead
 from coevo_jax.sampler.kv import bytes_per_token
 from coevo_jax.sampler.prefill import BLOCK, Variant
@@ -71,12 +72,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 # ---- sizes -------------------------------------------------------------------------------------------------------------
-
-
-def device_bytes(tree: Any) -> int:
-    """Bytes on one device of arrays known by shape and sharding."""
-    leaves = jax.tree.leaves(tree)
-    return sum(int(x.dtype.itemsize) * math.prod(x.sharding.shard_shape(x.shape)) for x in leaves)
 
 
 @dataclasses.dataclass(frozen=True)

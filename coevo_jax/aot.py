@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gzip
 import hashlib
 import importlib.metadata
 import importlib.util
 import json
 import os
 import re
+import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,9 +27,10 @@ from jax.sharding import Mesh
 
 from coevo_jax import hlo
 from coevo_jax.errors import UserError, nearest
-from coevo_jax.mesh import AXES
+from coevo_jax.mesh import AXES, by_host
 
 GIB = 2**30
+REMATERIALISED = "nvoluntary full rematerialization"  # XLA's warning that it gathers a whole array to lay it out anew
 TOPOLOGIES = ("v4:2x2x4", "v5e:4x4", "v5p:2x2x4", "v6e:4x4")
 HOST_BOUNDS = (2, 2, 1)  # chips of one host of a multi-host slice, for every generation below
 ENVIRONMENT = {
@@ -129,7 +133,7 @@ def topology(name: str) -> Topology:
     except Exception as error:  # libtpu's own errors have no common type
         raise UserError(f"libtpu knows no topology {name!r}: {str(error)[:300]}", where="topology",
                         expected="a slice shape that is sold", nearest=nearest(name, TOPOLOGIES)) from error  # fmt: skip
-    devices = tuple(sorted(described.devices, key=lambda d: (_slice(d), _host(d))))
+    devices = tuple(by_host(described.devices))
     if len(devices) != int(np.prod(dims)) * slices:
         raise RuntimeError(
             f"{name}: {len(devices)} devices for {int(np.prod(dims)) * slices} chips; the chip is split into cores"
@@ -151,7 +155,10 @@ def mesh_for(topology: Topology, data: int = -1, fsdp: int = 1, tensor: int = 1)
 
 
 def lower_for(fn: Callable[..., Any], args: Sequence[Any], *, donate: Sequence[int] = (), out_shardings: Any = None) -> Any:
-    """jax.stages.Lowered of fn over jax.ShapeDtypeStructs, whose shardings name the devices to compile for."""
+    """jax.stages.Lowered of fn over jax.ShapeDtypeStructs, whose shardings name the devices to compile for. A jitted fn keeps
+    its own options."""
+    if hasattr(fn, "lower"):
+        return fn.lower(*args)
     options = {} if out_shardings is None else {"out_shardings": out_shardings}
     return jax.jit(fn, donate_argnums=tuple(donate), **options).lower(*args)
 
@@ -190,29 +197,32 @@ def large_copies(compiled: Any, at_least_bytes: int) -> list[hlo.Copy]:
 
 def figures(
     fn: Callable[..., Any], args: Sequence[Any], mesh: Mesh, *, cache: Path | None = None, copies_from: int = 2**24,
-    donate: Sequence[int] = (), out_shardings: Any = None, options: dict[str, Any] | None = None,
+    donate: Sequence[int] = (), out_shardings: Any = None, options: dict[str, Any] | None = None, texts: Path | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """memory, collectives and copies (of at least `copies_from` bytes) of a program as JSON, kept in the file `cache`.
 
     The key is a hash of the lowered text, of the versions of jax, jaxlib and libtpu, and of the devices: a program that was
-    compiled before is only lowered.
+    compiled before is only lowered. texts: a folder that keeps the compiled text packed; 'text' names the file.
     """
     lowered = lower_for(fn, args, donate=donate, out_shardings=out_shardings)
     devices = [(str(d.device_kind), _host(d), list(d.coords), d.id) for d in mesh.devices.flat]
     named = json.dumps([versions(), devices, copies_from, options or {}, lowered.as_text()])
     key = hashlib.sha256(named.encode()).hexdigest()
     kept = _read(cache)
-    if key not in kept:
-        with _no_compilation_cache():
+    if key not in kept or (texts is not None and not (texts / f"{key}.hlo.gz").exists()):
+        with _no_compilation_cache(), _stderr_of_xla() as said:
             compiled = lowered.compile(options)
         text = compiled.as_text()
         kept[key] = {
             "memory": dataclasses.asdict(memory(compiled)),
             "collectives": [dataclasses.asdict(c) for c in collectives(text, hosts_of(mesh))],
             "copies": [dataclasses.asdict(c) for c in large_copies(text, copies_from)],
+            "warnings": [line for line in said if REMATERIALISED in line],
         }
         _write(cache, key, kept[key])
-    return json.loads(json.dumps(kept[key]))  # the same types whether it was read or made
+        _keep_text(texts, key, text)
+    found = json.loads(json.dumps(kept[key]))  # the same types whether it was read or made
+    return found if texts is None else {**found, "text": f"{key}.hlo.gz"}
 
 
 def versions() -> dict[str, str]:
@@ -240,6 +250,35 @@ def _write(cache: Path | None, key: str, value: dict[str, Any]) -> None:
     part.replace(cache)
 
 
+def _keep_text(texts: Path | None, key: str, text: str) -> None:
+    if texts is None:
+        return
+    texts.mkdir(parents=True, exist_ok=True)
+    part = texts / f"{key}.{os.getpid()}.part"
+    with gzip.open(part, "wt", compresslevel=3) as file:
+        file.write(text)
+    part.replace(texts / f"{key}.hlo.gz")
+
+
+@contextmanager
+def _stderr_of_xla() -> Iterator[list[str]]:
+    """Lines that XLA writes to the process's standard error, which is given back afterwards with all of them on it."""
+    lines: list[str] = []
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile("w+b") as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield lines
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            file.seek(0)
+            text = file.read().decode(errors="replace")
+            lines += text.splitlines()
+            sys.stderr.write(text)
+
+
 @contextmanager
 def _no_compilation_cache() -> Iterator[None]:
     """A compile-only client can't read the persistent cache back: it warns and compiles again."""
@@ -263,7 +302,3 @@ def _accelerator(chip: Chip, dims: tuple[int, ...]) -> str:
 
 def _host(device: Any) -> int:
     return int(device.process_index)
-
-
-def _slice(device: Any) -> int:
-    return int(getattr(device, "slice_index", None) or 0)

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from coevo_jax.config import Experiment, ModelConfig, SamplerConfig, api_model
+from coevo_jax.config import Experiment, ModelConfig, SamplerConfig, api_model, judge_sampler
 from coevo_jax.config.validate import compat_warnings
 from coevo_jax.data import PromptSet, SlotStream, read_chat, read_prompts
 from coevo_jax.distributed import local_mesh, own
@@ -25,14 +25,15 @@ from coevo_jax.errors import UserError
 from coevo_jax.judges import JUDGE_PROMPTS, MODEL_FREE, SCALAR, Judge, make_judge
 from coevo_jax.judges.scalar import RewardModel, ScalarJudge
 from coevo_jax.learner import Learner, make_learner
-from coevo_jax.mesh import make_mesh
+from coevo_jax.mesh import DECODE_RULES, RULES, ShardingRules, make_mesh, param_shardings, train_rules
 from coevo_jax.methods import evolm, supervised, verifiable
 from coevo_jax.methods.context import Context, Voice
 from coevo_jax.methods.fixed_rubrics import check_records
 from coevo_jax.methods.stage import Stage
 from coevo_jax.models.files import user_cache
+from coevo_jax.models.forward import param_shapes
 from coevo_jax.models.load import LoadedModel, load_model, load_scalar
-from coevo_jax.models.quantize import quantize_params
+from coevo_jax.models.quantize import quantize_params, quantized_infos
 from coevo_jax.models.spec import ModelSpec
 from coevo_jax.preference.buffer import ReplayBuffer
 from coevo_jax.progress import RunConsole
@@ -115,12 +116,12 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True, watchdo
     mesh = make_mesh(cfg.mesh) if jax.device_count() > 1 else None
     console.note(f"devices: {jax.device_count()} {jax.devices()[0].platform}" + (f", mesh {dict(mesh.shape)}" if mesh else ""))
     console.note(f"loading policy {cfg.policy.source!r}")
-    policy = _load(cfg.policy, mesh, "policy")
+    policy = _load(cfg.policy, mesh, "policy", train_rules(cfg.mesh))
     models = {"policy": policy}
     endpoints = _make_endpoints(cfg, console)
     if cfg.generator.mode == "two" and "generator" not in endpoints:
         source = dataclasses.replace(cfg.policy, source=cfg.generator.source or cfg.policy.source, sha256="")
-        models["rubric"] = _load(source, mesh, "generator")
+        models["rubric"] = _load(source, mesh, "generator", train_rules(cfg.mesh))
     local = local_mesh(mesh)  # a process samples and judges on its own devices
     judge_model = _load_judge(cfg, policy, local)
 
@@ -171,21 +172,32 @@ def _load_judge(cfg: Experiment, policy: LoadedModel, mesh: Any) -> LoadedModel 
         return None
     wanted = ModelConfig(source=cfg.judge.source, dtype=cfg.judge.dtype, param_dtype=cfg.judge.dtype, sha256=cfg.judge.sha256)
     if cfg.judge.protocol == SCALAR:
-        return _load(wanted, mesh, "judge", load_scalar)
+        return _load(wanted, mesh, "judge", RULES, load_scalar)
     same = (wanted.source, wanted.param_dtype) == (cfg.policy.source, cfg.policy.param_dtype) and jax.process_count() == 1
     if same and wanted.sha256 in ("", cfg.policy.sha256):
         copy = quantize_params if cfg.judge.weights == "int8" else functools.partial(jax.tree.map, jnp.copy)
-        return dataclasses.replace(policy, params=copy(policy.params))
-    model = _load(wanted, mesh, "judge")
+        return dataclasses.replace(policy, params=_to_decode(copy(policy.params), policy.spec, mesh, cfg))
+    model = _load(wanted, mesh, "judge", DECODE_RULES)
     if cfg.judge.weights == "int8":
         model = dataclasses.replace(model, params=quantize_params(model.params, free=True))
     return model
 
 
-def _load(cfg: ModelConfig, mesh: Any, group: str, load: Callable[..., LoadedModel] = load_model) -> LoadedModel:
+def _to_decode(params: Any, spec: ModelSpec, mesh: Any, cfg: Experiment) -> Any:
+    """A judge's weights where decoding wants them."""
+    if mesh is None:
+        return params
+    infos = param_shapes(spec)
+    infos = quantized_infos(infos, cfg.judge.dtype) if cfg.judge.weights == "int8" else infos
+    return jax.device_put(params, param_shardings(infos, mesh, DECODE_RULES))
+
+
+def _load(
+    cfg: ModelConfig, mesh: Any, group: str, rules: ShardingRules, load: Callable[..., LoadedModel] = load_model
+) -> LoadedModel:
     """A role's model; an error names the key of its source beside the file."""
     try:
-        return load(cfg, mesh)
+        return load(cfg, mesh, rules=rules)
     except UserError as error:
         where = f"{group}.source, {error.where}".removesuffix(", ")
         raise UserError(error.what, where=where, expected=error.expected, nearest=error.nearest) from error
@@ -212,12 +224,13 @@ class _Engines:
 
     def __init__(self, cfg: Experiment, mesh: Any):
         self.cfg, self.mesh = cfg, mesh
-        self._made: dict[tuple[ModelSpec, tuple[int, ...]], Engine] = {}
+        self._made: dict[tuple[ModelSpec, tuple[int, ...], SamplerConfig], Engine] = {}
 
-    def get(self, spec: ModelSpec, stop_ids: tuple[int, ...]) -> Engine:
-        key = (spec, tuple(stop_ids))
+    def get(self, spec: ModelSpec, stop_ids: tuple[int, ...], judge: bool = False) -> Engine:
+        sampler = judge_sampler(self.cfg.sampler, self.cfg.judge) if judge else self.cfg.sampler
+        key = (spec, tuple(stop_ids), sampler)
         if key not in self._made:
-            cfg = share_of(self.cfg.sampler, jax.process_count())
+            cfg = share_of(sampler, jax.process_count())
             self._made[key] = Engine(spec, cfg, tuple(stop_ids), mesh=self.mesh, seed=self.cfg.seed)
         return self._made[key]
 
@@ -255,7 +268,7 @@ def _make_judge(
         how = cfg.judge.dtype, cfg.update.attention, engines.mesh
         reward = RewardModel(model.spec, model.params, tokenizer, cfg.sampler, *how)
         return ScalarJudge(cfg.judge, reward), {"judge": model.params}
-    engine = engines.get(model.spec, tokenizer.stop_ids)
+    engine = engines.get(model.spec, tokenizer.stop_ids, judge=True)
     return make_judge(cfg.judge, engine, model.params, tokenizer, cfg.seed), {"judge": model.params}
 
 
@@ -361,7 +374,7 @@ def _warm_up(system: System, engines: _Engines, judge_model: LoadedModel | None,
     elif judge_model is not None:
         tokenizer = ChatTokenizer.load(judge_model.folder)
         asks = system.cfg.judge.protocol == "criterion_logits"
-        speakers.append((engines.get(judge_model.spec, tokenizer.stop_ids), judge_model.params, asks))
+        speakers.append((engines.get(judge_model.spec, tokenizer.stop_ids, judge=True), judge_model.params, asks))
     cfg = system.cfg
     drawn = (cfg.answer, cfg.rubric_sampling, cfg.question_sampling, cfg.judge.sampling)
     truncated = cfg.compat.top_p > 0 or any(s.top_p < 1 or s.top_k > 0 for s in drawn)

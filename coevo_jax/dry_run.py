@@ -92,10 +92,10 @@ def memory(system: System) -> dict[str, int]:
         out[f"{name} parameters"] = params
         out[f"{name} optimizer state"] = _bytes(learner.state.opt_state)
         out[f"{name} gradients"] = params
+        sizes = [jnp.dtype(d).itemsize for d in (cfg.policy.dtype, cfg.policy.param_dtype)]
         if cfg.loss.kl_weight > 0 and cfg.schedule.mode != "sft":
-            out[f"{name} reference"] = params
+            out[f"{name} reference"] = params * sizes[0] // sizes[1]  # whose matrices are in the dtype of the computation
         if cfg.policy.dtype != cfg.policy.param_dtype:
-            sizes = [jnp.dtype(d).itemsize for d in (cfg.policy.dtype, cfg.policy.param_dtype)]
             out[f"{name} sampler copy"] = params * sizes[0] // sizes[1]
     for name, params in system.frozen.items():
         out[name] = _bytes(params)

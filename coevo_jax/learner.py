@@ -10,16 +10,15 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from coevo_jax.config import Experiment, UpdateConfig
 from coevo_jax.distributed import global_rows, largest, local_copy, local_mesh, most_owned
 from coevo_jax.learn.losses import resolve_loss, sft_loss
 from coevo_jax.learn.packing import Sample, TokenBatch, pack, with_micro_batches
+from coevo_jax.learn.publish import cast_matrices, make_publish, same_places
 from coevo_jax.learn.update import Optimizer, TrainState, init_state, make_logprobs, make_optimizer, make_update, rows_devices
-from coevo_jax.mesh import DECODE_RULES, RULES, param_shardings
-from coevo_jax.models.forward import param_shapes
+from coevo_jax.mesh import train_rules
 from coevo_jax.models.load import LoadedModel
 from coevo_jax.models.spec import ModelSpec
 from coevo_jax.records.fingerprint import fingerprint
@@ -38,7 +37,7 @@ class Learner:
     logprobs: Callable[[Any, Any, float], jax.Array]
     placed: Callable[[Any], Any]  # the trainer's parameters in the sampler's dtype, where it wants them
     mesh: Any = None
-    reference: Any = None  # frozen parameters of the KL term, where it has a weight
+    reference: Any = None  # frozen parameters of the KL term, where it has a weight; matrices in policy.dtype
     anchored: bool = False  # the loop has begun: reference taken, optimizer fresh
     published: Any = None  # what the sampler holds
     _compared: tuple[jax.Array, ...] = ()  # the sampler's and the trainer's arrays that were last found to agree
@@ -51,7 +50,7 @@ class Learner:
             self.published = local_copy(self.placed(self.state.params), local_mesh(self.mesh))
             self._wanted = fingerprint(self.state.params, self.cfg.policy.dtype)
         else:
-            self.published = self.state.params if self._shared else _cast(self.state.params, self.cfg.policy.dtype)
+            self.published = self.state.params if self._shared else self.placed(self.state.params)
 
     def weights(self) -> Any:
         """What the sampler holds, for a generation that begins now: equal to the trainer's weights of now (design.md 4.7).
@@ -75,7 +74,12 @@ class Learner:
 
     @property
     def _shared(self) -> bool:
-        return self.cfg.policy.dtype == self.cfg.policy.param_dtype
+        same = self.cfg.policy.dtype == self.cfg.policy.param_dtype
+        return same and same_places(self.spec, train_rules(self.cfg.mesh), self.mesh)
+
+    def take_reference(self, params: Any) -> None:
+        """Hold frozen parameters for the KL term."""
+        self.reference = cast_matrices(params, self.cfg.policy.dtype)
 
     def fresh_optimizer(self) -> None:
         """New moments and step count: the loop starts its own optimizer after the warm-up."""
@@ -107,14 +111,15 @@ class Learner:
         micro-batches don't run. Processes agree on the number of micro-batches, since they run them together."""
         schedule, processes = self.cfg.schedule, jax.process_count()
         most = most_owned(self.cfg.warmup.batch) if loss == "sft" else most_owned(schedule.prompts) * schedule.group
-        devices = rows_devices(self.mesh)
+        rules = train_rules(self.cfg.mesh)
+        devices = rows_devices(self.mesh, rules)
         if processes == 1:
             return pack(samples, cfg, devices=devices, rows=most)
         height = -(-cfg.rows_per_micro // devices) * devices  # of a micro-batch over all processes, each of which fills its share
         cfg = dataclasses.replace(cfg, rows_per_micro=height // processes)
         rows = pack(samples, cfg, devices=devices // processes, rows=most)
         rows = with_micro_batches(rows, largest([rows.tokens.shape[0]])[0])
-        return global_rows(rows, NamedSharding(self.mesh, PartitionSpec(None, RULES.batch)))
+        return global_rows(rows, NamedSharding(self.mesh, PartitionSpec(None, rules.batch)))
 
 
 def make_learner(name: str, cfg: Experiment, model: LoadedModel, mesh: Any = None, updates: int = 0) -> Learner:
@@ -128,15 +133,8 @@ def make_learner(name: str, cfg: Experiment, model: LoadedModel, mesh: Any = Non
         "sft": make_update(model.spec, make_optimizer(supervised), sft_loss, cfg, mesh),
     }
     state = init_state(model.params, optimizer)
-    placed = make_publish(model.spec, cfg.policy.dtype, mesh)
-    return Learner(name, cfg, model.spec, state, optimizer, functions, make_logprobs(model.spec, cfg, mesh), placed, mesh)
-
-
-def make_publish(spec: ModelSpec, dtype: str, mesh: Any) -> Callable[[Any], Any]:
-    """jitted: parameters in `dtype`, by DECODE_RULES where there is a mesh."""
-    placed = None if mesh is None else param_shardings(param_shapes(spec), mesh, DECODE_RULES)
-    return jax.jit(lambda params: _cast(params, dtype), out_shardings=placed)
-
-
-def _cast(params: Any, dtype: str) -> Any:
-    return jax.tree.map(lambda p: p.astype(jnp.dtype(dtype)), params)
+    logprobs, placed = (
+        make_logprobs(model.spec, cfg, mesh),
+        make_publish(model.spec, cfg.policy.dtype, train_rules(cfg.mesh), mesh),
+    )
+    return Learner(name, cfg, model.spec, state, optimizer, functions, logprobs, placed, mesh)

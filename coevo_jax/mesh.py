@@ -1,7 +1,8 @@
 """The device mesh and where arrays lie on it: logical axis -> mesh axis -> PartitionSpec.
 
 Mesh axes: `data` (batch only), `fsdp` (batch, and parameters cut along their model dimension), `tensor` (heads, feed-forward,
-vocabulary).
+vocabulary). One mesh serves training and decoding by different rules: a decoding host holds all weights over its own chips, and
+training may deal rows and weights to all chips (`FSDP_RULES`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class ShardingRules:
     time: MeshAxes = None
     layers: MeshAxes = None
     embed: MeshAxes = "fsdp"
+    table: MeshAxes = "fsdp"  # the model dimension of the embedding and of the head
     vocab: MeshAxes = "tensor"
     heads: MeshAxes = "tensor"
     kv_heads: MeshAxes = "tensor"
@@ -38,26 +40,43 @@ class ShardingRules:
 
 
 RULES = ShardingRules()
-DECODE_RULES = ShardingRules(embed=None)  # decoding reads every weight for every token: no gathering over fsdp
+DECODE_RULES = ShardingRules(embed=None, table=None)  # decoding reads every weight for every token: no gathering over fsdp
+# Rows over every chip, and a layer's weights gathered when it is their turn: a row of 18,432 tokens gives a chip more work than
+# the gathering takes time, where sums over `tensor` after each block do not hide. The head stays cut by vocabulary.
+FSDP_RULES = ShardingRules(batch=("data", "fsdp", "tensor"), embed=("fsdp", "tensor"), heads=None, kv_heads=None, mlp=None)
+TRAIN_RULES = {"tensor": RULES, "fsdp": FSDP_RULES}
+
+
+def train_rules(cfg: MeshConfig) -> ShardingRules:
+    """Where parameters, moments and rows lie while training (mesh.train)."""
+    return TRAIN_RULES[cfg.train]
 
 
 def make_mesh(cfg: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Mesh of all devices with axes data, fsdp, tensor. `tensor` is the innermost, between neighbours."""
+    """Mesh of all devices with axes data, fsdp, tensor; -1 takes the rest. Slices are outermost, then hosts, and `tensor` lies
+    inside a host: its collectives must not leave it."""
     devices = list(jax.devices() if devices is None else devices)
     sizes = [cfg.data, cfg.fsdp, cfg.tensor]
     fixed = math.prod(s for s in sizes if s != -1)
-    if cfg.data == -1:
-        sizes[0] = len(devices) // fixed if fixed > 0 else 0
+    if -1 in sizes and fixed > 0:
+        sizes[sizes.index(-1)] = len(devices) // fixed
     if min(sizes) < 1 or math.prod(sizes) != len(devices):
         raise UserError(
             f"a mesh of data={cfg.data} fsdp={cfg.fsdp} tensor={cfg.tensor} does not use {len(devices)} devices exactly",
-            where="mesh", expected=f"sizes whose product is {len(devices)} (data = -1 takes the rest)",
+            where="mesh", expected=f"sizes whose product is {len(devices)} (one of them may be -1: the rest)",
         )  # fmt: skip
-    if devices[0].platform == "cpu":
-        return Mesh(np.asarray(devices, dtype=object).reshape(sizes), AXES)
-    from jax.experimental import mesh_utils
+    if devices[0].platform != "cpu":
+        devices = by_host(devices)
+        a_host = sum(d.process_index == devices[0].process_index for d in devices)
+        if a_host % sizes[2]:
+            raise UserError(f"tensor={sizes[2]} does not fit into hosts of {a_host} chips", where="mesh.tensor",
+                            expected=f"a divisor of {a_host}")  # fmt: skip
+    return Mesh(np.asarray(devices, dtype=object).reshape(sizes), AXES)
 
-    return Mesh(mesh_utils.create_device_mesh(tuple(sizes), devices=devices), AXES)
+
+def by_host(devices: Sequence[Any]) -> list[Any]:
+    """Slice by slice, host by host."""
+    return sorted(devices, key=lambda d: (int(getattr(d, "slice_index", None) or 0), int(d.process_index)))
 
 
 def partition_spec(axes: Sequence[str | None], rules: ShardingRules = RULES) -> PartitionSpec:
@@ -68,21 +87,23 @@ def partition_spec(axes: Sequence[str | None], rules: ShardingRules = RULES) -> 
     for name in axes:
         if name is not None and name not in known:
             raise ValueError(f"no sharding rule for logical axis {name!r}; known: {', '.join(sorted(known))}")
-        mesh_axes = None if name is None else getattr(rules, name)
-        for mesh_axis in _each(mesh_axes):
+        over = None if name is None else getattr(rules, name)
+        for mesh_axis in mesh_axes(over):
             if mesh_axis in taken:
                 raise ValueError(
                     f"logical axes {taken[mesh_axis]!r} and {name!r} of one array both map to mesh axis {mesh_axis!r}"
                 )
             taken[mesh_axis] = str(name)
-        out.append(mesh_axes)
+        out.append(over)
     return PartitionSpec(*out)
 
 
 def array_sharding(mesh: Mesh, shape: Sequence[int], axes: Sequence[str | None], rules: ShardingRules = RULES) -> NamedSharding:
     """Sharding of one array; a dimension that its mesh axes do not divide is replicated."""
     spec = partition_spec(axes, rules)
-    kept = [m if size % math.prod(mesh.shape[a] for a in _each(m)) == 0 else None for size, m in zip(shape, spec, strict=True)]
+    kept = [
+        m if size % math.prod(mesh.shape[a] for a in mesh_axes(m)) == 0 else None for size, m in zip(shape, spec, strict=True)
+    ]
     while kept and kept[-1] is None:  # as jit writes the sharding of its results; else the second call would compile again
         kept.pop()
     return NamedSharding(mesh, PartitionSpec(*kept))
@@ -100,10 +121,17 @@ def batch_sharding(mesh: Mesh, rules: ShardingRules = RULES) -> NamedSharding:
     return NamedSharding(mesh, partition_spec(("batch",), rules))
 
 
+def vocab_batch_sharding(mesh: Mesh, rules: ShardingRules = RULES) -> NamedSharding:
+    """Arrays [B, ...] where the vocabulary is cut: rows over those of their axes that it leaves."""
+    left = tuple(axis for axis in mesh_axes(rules.batch) if axis not in mesh_axes(rules.vocab))
+    return NamedSharding(mesh, PartitionSpec(left))
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     """The whole array on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
-def _each(mesh_axes: MeshAxes) -> tuple[str, ...]:
-    return () if mesh_axes is None else (mesh_axes,) if isinstance(mesh_axes, str) else tuple(mesh_axes)
+def mesh_axes(axes: MeshAxes) -> tuple[str, ...]:
+    """The mesh axes of one rule."""
+    return () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)

@@ -178,7 +178,7 @@ def _begin_stage(system: System, stage: Stage, checkpoints: Checkpoints) -> None
             learner.fresh_optimizer()
             if system.cfg.loss.kl_weight > 0:
                 checkpoints.save_reference(learner.state.params, f"reference_{learner.name}")
-                learner.reference = checkpoints.load_reference(learner.state.params, f"reference_{learner.name}")
+                learner.take_reference(checkpoints.load_reference(learner.state.params, f"reference_{learner.name}"))
             learner.publish()
 
 
@@ -242,7 +242,7 @@ def _restore(system: System, checkpoints: Checkpoints, metrics: MetricsWriter | 
         learner.state = restored.state[name]
         learner.anchored = name in host["anchored"]
         if learner.anchored and system.cfg.loss.kl_weight > 0:
-            learner.reference = checkpoints.load_reference(learner.state.params, f"reference_{name}")
+            learner.take_reference(checkpoints.load_reference(learner.state.params, f"reference_{name}"))
     for name in host["streams"]:  # slots, saved by however many processes
         system.context.streams[name].restore([part["streams"][name] for part in restored.host_parts])
     system.context.buffer.restore(restored.array_parts)

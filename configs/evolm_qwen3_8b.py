@@ -49,6 +49,7 @@ def get_config() -> Experiment:
         judge=JudgeConfig(
             source="/models/Qwen3-1.7B", protocol="json_score", dtype="bfloat16", thinking=True,
             sampling=Sampling(temperature=0.6, top_p=0.95, max_new_tokens=16384),
+            max_prompt=24576, length_classes=((96, 6144), (32, 12288), (16, 40960)),
         ),
         answer=Sampling(temperature=1.0, max_new_tokens=16384),
         rubric_sampling=Sampling(temperature=1.0, max_new_tokens=16384),
@@ -60,8 +61,13 @@ def get_config() -> Experiment:
         advantage=AdvantageConfig(kind="group_std", ddof=0, epsilon=1e-6, max_resample=8),
         loss=LossConfig(kl_weight=0.001, kl_estimator="k3", tis_cap=2.0, clip_low=0.2, clip_high=0.2),
         optimizer=OptimizerConfig(lr=1e-6),
-        update=UpdateConfig(pack_length=18432, max_segments=16, rows_per_micro=16, remat="full", attention="splash"),
-        sampler=SamplerConfig(slots=256, max_prompt=24576, max_new=16384, steps_per_dispatch=64, kv_dtype="bfloat16"),
-        mesh=MeshConfig(data=-1, fsdp=2, tensor=4),
+        # A row holds a question of 2,048 tokens in the rubric's template and a rubric of 16,384.
+        update=UpdateConfig(pack_length=18944, max_segments=16, rows_per_micro=16, remat="full", attention="splash"),
+        # Slots of all hosts: sized so that v4:2x2x4, v5p:2x2x2 and v5e:8x8 hold them (tpu/plan.py; a larger slice takes more).
+        sampler=SamplerConfig(
+            slots=192, length_classes=((96, 3072), (64, 8192), (32, 19456)), max_prompt=3072, max_new=16384, share_heads=False,
+            steps_per_dispatch=64, read_lag=1, prefill_tokens=8192, kv_dtype="bfloat16", attention="pallas",
+        ),
+        mesh=MeshConfig(data=1, fsdp=-1, tensor=4, train="fsdp"),
         run=RunConfig(save_every=25, keep=2),
     )  # fmt: skip

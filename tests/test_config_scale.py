@@ -20,11 +20,13 @@ CONFIGS = sorted(p for p in (REPO / "configs").glob("**/*.py") if not p.name.sta
 ABLATIONS = sorted((REPO / "configs" / "ablations").glob("*.py"))
 MAIN = REPO / "configs" / "evolm_qwen3_8b.py"
 # What smoke may never touch (issue: rubric source, schema, judge protocol, parser, order, reward, trainer, schedule).
-KEPT = ("rubric", "loss", "optimizer", "compat", "generator.mode", "generator.frozen", "judge.protocol", "judge.retries", "judge.guided",
-        "judge.weights", "advantage.kind", "advantage.epsilon", "schedule.order", "schedule.mode", "schedule.verifier",
-        "pairs.temporal", "pairs.inferred", "pairs.conditioned", "pairs.on_empty", "pairs.inference_prompt",
-        "pairs.conditioned_prompt", "answer.temperature", "answer.top_p", "rubric_sampling.temperature", "update.inner_iterations",
-        "update.share_prefix")  # fmt: skip
+KEPT = (
+    "rubric", "loss", "optimizer", "compat", "generator.mode", "generator.frozen", "judge.protocol", "judge.retries",
+    "judge.guided", "judge.weights", "advantage.kind", "advantage.epsilon", "schedule.order", "schedule.mode",
+    "schedule.verifier", "pairs.temporal", "pairs.inferred", "pairs.conditioned", "pairs.on_empty", "pairs.inference_prompt",
+    "pairs.conditioned_prompt", "answer.temperature", "answer.top_p", "rubric_sampling.temperature",
+    "update.inner_iterations", "update.share_prefix",
+)  # fmt: skip
 
 
 def smoke(path: pathlib.Path, *overrides: str) -> Experiment:

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from coevo_jax.config import MeshConfig
 from coevo_jax.errors import UserError
 from coevo_jax.mesh import AXES, batch_sharding, make_mesh, param_shardings
-from coevo_jax.models.attention import packed_attention
+from coevo_jax.models.attention import packed_attention, related_blocks, splash_block
 from coevo_jax.models.forward import forward, param_shapes
 from coevo_jax.models.logprobs import token_logprobs
 from coevo_jax.models.spec import ModelSpec
@@ -44,6 +44,34 @@ def test_values_and_gradients_equal_those_of_the_einsum():
         results = [run(q, k, v, window, choice=choice) for choice in ("xla", "splash_interpret")]
         for a, b in zip(*map(jax.tree.leaves, results), strict=True):
             np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-4)
+
+
+def test_blocks_of_other_segments_are_left_out():
+    """Values and gradients over 5 blocks; and keys that no block may look at can't do harm, be they NaN."""
+    T, block = 640, splash_block(640)
+    lengths = (100, 28, 200, 180, 40, 92)  # the last is padding
+    ids = np.repeat([1, 2, 3, 4, 5, 0], lengths).astype(np.int32)
+    related = related_blocks(ids, block)
+    assert block == 128 and related.tolist() == (
+        [[1, 0, 0, 0, 0], [0, 1, 1, 0, 0], [0, 1, 1, 1, 0], [0, 0, 1, 1, 1], [0, 0, 0, 1, 1]]
+    )
+    keys = jax.random.split(jax.random.key(1), 3)
+    q, k, v = (jax.random.normal(key, (2, T, heads, d)) for key, heads in zip(keys, (H, K, K)))
+    segments = jnp.broadcast_to(jnp.asarray(ids), (2, T))
+    positions = jnp.broadcast_to(jnp.asarray(np.concatenate([np.arange(n) for n in lengths]), jnp.int32), (2, T))
+    real = (segments > 0)[..., None, None]
+
+    def loss(q, k, v, choice):
+        out = jnp.where(real, packed_attention(q, k, v, positions, segments, choice=choice), 0.0)
+        return jnp.sum(jnp.sin(out)), out
+
+    run = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True), static_argnames="choice")
+    for a, b in zip(*(jax.tree.leaves(run(q, k, v, choice=c)) for c in ("xla", "splash_interpret")), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-4)
+    poisoned = k.at[:, :128].set(jnp.nan)
+    (_, out), (dq, dk, dv) = run(q, poisoned, v, choice="splash_interpret")
+    assert not any(bool(jnp.isnan(x[:, 128:548]).any()) for x in (out, dq, dk, dv)) and bool(jnp.isnan(out[:, :128]).any())
+    assert not jnp.isnan(related_blocks(segments[0], block)).any() and (related_blocks(segments[0], block) == related).all()
 
 
 def test_over_a_mesh_it_equals_one_device():

@@ -14,6 +14,7 @@ from coevo_jax.config.model import (
     SamplerConfig,
     Sampling,
     api_model,
+    judge_sampler,
 )
 from coevo_jax.config.system import (
     CompatConfig,
@@ -75,4 +76,5 @@ __all__ = [
     "UpdateConfig",
     "WarmupConfig",
     "api_model",
+    "judge_sampler",
 ]

@@ -52,6 +52,6 @@ class UpdateConfig:
     max_segments: int = 8  # sequences a packed row may hold
     share_prefix: bool = True  # samples of a row that begin alike store their beginning once (attention xla)
     rows_per_micro: int = 4  # rows of one micro-batch (over all devices)
-    remat: str = "full"  # none | dots | full
+    remat: str = "full"  # none | dots | attention (kept; the rest made again) | full
     logprob_chunk: int = 128  # positions a step of the vocabulary scan
     attention: str = "xla"  # xla | splash

@@ -92,6 +92,8 @@ class JudgeConfig:
     scalar: str = "logit"  # scalar: the score is the reward model's logit, or its 'sigmoid'
     oracle_noise: float = 0.0  # oracle: share of the criterion checks that a coin decides, 0 = a perfect judge
     oracle_failure_rate: float = 0.0  # oracle: share of the verdicts that fail
+    max_prompt: int = 0  # of its engine, whose prompts hold an answer and a rubric; 0 = sampler.max_prompt
+    length_classes: tuple[tuple[int, int], ...] = ()  # of its engine; () = sampler.length_classes
     sha256: str = ""
     endpoint: EndpointConfig = EndpointConfig()  # source = 'api:MODEL'
 
@@ -119,10 +121,19 @@ class SamplerConfig:
     refill_free_share: float = 0.25  # a dispatch ends early at this share of free slots while the queue is not empty
 
 
+def judge_sampler(sampler: SamplerConfig, judge: JudgeConfig) -> SamplerConfig:
+    """The engine of a judge with weights: that of the policy but for what the judge's record sets."""
+    if judge.length_classes:
+        slots = sum(n for n, _ in judge.length_classes)
+        sampler = dataclasses.replace(sampler, slots=slots, length_classes=judge.length_classes, narrow=())
+    return dataclasses.replace(sampler, max_prompt=judge.max_prompt) if judge.max_prompt else sampler
+
+
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """Devices along each axis; data = -1 takes the rest."""
+    """Devices along each axis; data or fsdp = -1 takes the rest."""
 
     data: int = -1
     fsdp: int = 1
     tensor: int = 1
+    train: str = "tensor"  # tensor: heads and feed-forward over `tensor`, as decoding has them | fsdp: rows over all chips

@@ -45,10 +45,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "optimizer.name": ("adamw",),
     "optimizer.schedule": ("constant", "cosine"),
     "optimizer.mu_dtype": DTYPES,
-    "update.remat": ("none", "dots", "full"),
+    "update.remat": ("none", "dots", "attention", "full"),
     "update.attention": ("xla", "splash"),
     "sampler.kv_dtype": (*DTYPES, "int8"),
     "sampler.attention": ("xla", "pallas"),
+    "mesh.train": ("tensor", "fsdp"),
     **{f"{role}.endpoint.length_field": ("max_tokens", "max_completion_tokens") for role in ENDPOINTS},
 }
 
@@ -59,7 +60,7 @@ RANGES: dict[str, tuple[float, float]] = {
             *("schedule.k", "schedule.cycles", "schedule.prompts", "data.max_prompt_tokens", "rubric.min_criteria"),
             *("pairs.min_gap", "pairs.per_slot", "warmup.batch", "update.inner_iterations", "update.pack_length"),
             *("update.max_segments", "update.rows_per_micro", "update.logprob_chunk", "sampler.slots", "sampler.max_prompt"),
-            *("sampler.max_new", "sampler.steps_per_dispatch", "sampler.prefill_tokens", "mesh.fsdp", "mesh.tensor"),
+            *("sampler.max_new", "sampler.steps_per_dispatch", "sampler.prefill_tokens", "mesh.tensor"),
             *("sampler.heads", "sampler.check_every", "sampler.share_least"),
             *("run.save_every", "run.keep", "run.rollouts_every"),
         ),
@@ -72,7 +73,7 @@ RANGES: dict[str, tuple[float, float]] = {
             *("advantage.epsilon", "advantage.max_resample", "loss.constant_length", "loss.clip_low", "loss.clip_high"),
             *("loss.kl_weight", "loss.tis_cap", "optimizer.lr", "generator.lr", "optimizer.warmup_steps", "optimizer.eps"),
             *("optimizer.weight_decay", "optimizer.grad_clip", "judge.retries", "compat.policy_rubric_temperature"),
-            *("compat.buffer_entries", "seed", "sampler.read_lag", "sampler.forced_tokens"),
+            *("compat.buffer_entries", "seed", "judge.max_prompt", "sampler.read_lag", "sampler.forced_tokens"),
         ),
         (0, math.inf),
     ),
@@ -193,8 +194,12 @@ def _check_roles(cfg: Experiment) -> None:
         "generator.frozen, schedule.order",
         "schedule.order=policy_only, or generator.frozen=false",
     )
+    for key in ("mesh.data", "mesh.fsdp"):
+        size = get_at(cfg, key)
+        _require(size == -1 or size >= 1, f"{key}={size}", key, "at least 1, or -1 for the rest")
+    both = cfg.mesh.data == cfg.mesh.fsdp == -1
     _require(
-        cfg.mesh.data == -1 or cfg.mesh.data >= 1, f"mesh.data={cfg.mesh.data}", "mesh.data", "at least 1, or -1 for the rest"
+        not both, "mesh.data=-1 and mesh.fsdp=-1: one axis takes the rest", "mesh.data, mesh.fsdp", "a number for one of them"
     )
 
 

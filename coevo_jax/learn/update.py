@@ -1,11 +1,12 @@
 """One optimizer step: packed rows in, new state out. The old state's memory is donated to the new one.
 
-Axes: M micro-batches, B rows of one, T tokens of a row. Rows are spread over the mesh axes data and fsdp.
+Axes: M micro-batches, B rows of one, T tokens of a row. Rows are spread as the rules of mesh.py say.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,16 @@ from coevo_jax.config import Experiment, LossConfig, OptimizerConfig
 from coevo_jax.errors import UserError
 from coevo_jax.learn.losses import Loss, count, drop_truncated
 from coevo_jax.learn.packing import TokenBatch
-from coevo_jax.mesh import RULES, batch_sharding, param_shardings, replicated
+from coevo_jax.mesh import (
+    RULES,
+    ShardingRules,
+    batch_sharding,
+    mesh_axes,
+    param_shardings,
+    replicated,
+    train_rules,
+    vocab_batch_sharding,
+)
 from coevo_jax.models.forward import Params, forward, param_shapes
 from coevo_jax.models.logprobs import token_logprobs
 from coevo_jax.models.spec import ModelSpec
@@ -101,7 +111,7 @@ def make_update(spec: ModelSpec, optimizer: Optimizer, loss: Loss, cfg: Experime
     An update whose gradient is not finite changes nothing and reports nonfinite = 1. Metrics are float32 scalars: those of the
     loss, and loss, grad_norm, update_norm, param_norm, lr, nonfinite, tokens/trained.
     """
-    loss_cfg = loss_config(cfg)
+    loss_cfg, rules = loss_config(cfg), train_rules(cfg.mesh)
 
     def micro_loss(params: Params, batch: TokenBatch, denominators: Any, temperature: Any) -> tuple[jax.Array, Metrics]:
         logp, entropy = batch_logprobs(params, spec, batch, temperature, cfg, mesh)
@@ -112,13 +122,13 @@ def make_update(spec: ModelSpec, optimizer: Optimizer, loss: Loss, cfg: Experime
         batch = drop_truncated(batch) if loss_cfg.mask_truncated else batch
         denominators = count(batch)
         grads, metrics = summed_gradients(
-            lambda params, micro: micro_loss(params, micro, denominators, temperature), state.params, batch, spec, mesh
+            lambda params, micro: micro_loss(params, micro, denominators, temperature), state.params, batch, spec, mesh, rules
         )
         state, applied = apply_gradients(state, grads, optimizer)
         return state, {**metrics, **applied, "tokens/trained": batch.mask.sum().astype(jnp.float32)}
 
-    out = None if mesh is None else (_state_shardings(spec, optimizer, mesh), replicated(mesh))
-    return jax.jit(update, donate_argnums=0, in_shardings=_in_shardings(mesh), out_shardings=out)
+    out = None if mesh is None else (state_shardings(spec, optimizer, mesh, rules), replicated(mesh))
+    return jax.jit(update, donate_argnums=0, in_shardings=_in_shardings(mesh, rules), out_shardings=out)
 
 
 def loss_config(cfg: Experiment) -> LossConfig:
@@ -130,18 +140,39 @@ def batch_logprobs(
     params: Params, spec: ModelSpec, batch: TokenBatch, temperature: Any, cfg: Experiment, mesh: Mesh | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probs of the targets and entropies of one micro-batch, both [B,T] float32."""
-    u = cfg.update
+    u, rules = cfg.update, train_rules(cfg.mesh)
     hidden = forward(
         params, spec, batch.tokens, batch.positions, batch.segment_ids,
         remat=u.remat, attention=u.attention, dtype=jnp.dtype(cfg.policy.dtype),
-        mesh=mesh, parent_ids_BxT=batch.parent_ids if u.attention == "xla" else None,
+        mesh=mesh, rules=rules, parent_ids_BxT=batch.parent_ids if u.attention == "xla" else None,
     )  # fmt: skip
-    return token_logprobs(params, spec, hidden, batch.targets, temperature, u.logprob_chunk)
+    out = _head_logprobs(params, spec, hidden, batch.targets, temperature, u.logprob_chunk, mesh, rules)
+    return out if mesh is None else lax.with_sharding_constraint(out, batch_sharding(mesh, rules))
+
+
+def _head_logprobs(
+    params: Params, spec: ModelSpec, hidden: jax.Array, targets: jax.Array, temperature: Any, chunk: int, mesh: Mesh | None,
+    rules: ShardingRules,
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    """token_logprobs on each device's rows. Rows leave the axes over which the vocabulary is cut, and the head's other cuts are
+    gathered once: left to itself XLA gathers them at every chunk of time, and sums the head's gradient over devices there."""
+    axes = () if mesh is None else vocab_batch_sharding(mesh, rules).spec[0]
+    if mesh is None or math.prod(mesh.shape[axis] for axis in axes) == 1:
+        return token_logprobs(params, spec, hidden, targets, temperature, chunk)
+    head: Params = {name: params[name] for name in (("embed",) if spec.tied else ("unembed",))}
+    own = PartitionSpec(axes)
+
+    def run(head: Params, hidden: jax.Array, targets: jax.Array, temperature: Any) -> tuple[jax.Array, jax.Array]:
+        return token_logprobs(head, spec, hidden, targets, temperature, chunk)
+
+    in_specs = (PartitionSpec(), own, own, PartitionSpec())
+    shared = jax.shard_map(run, mesh=mesh, in_specs=in_specs, out_specs=own, axis_names=set(axes), check_vma=False)
+    return shared(head, hidden, targets, jnp.asarray(temperature, jnp.float32))
 
 
 def summed_gradients(
     micro_loss: Callable[[Params, TokenBatch], tuple[jax.Array, Metrics]],
-    params: Params, batch: TokenBatch, spec: ModelSpec, mesh: Mesh | None,
+    params: Params, batch: TokenBatch, spec: ModelSpec, mesh: Mesh | None, rules: ShardingRules = RULES,
 ) -> tuple[Params, Metrics]:  # fmt: skip
     """Gradients (float32) and metrics summed over micro-batches, '/max' metrics by the maximum.
 
@@ -151,13 +182,13 @@ def summed_gradients(
     gradient = jax.grad(micro_loss, has_aux=True)
 
     def step(i: jax.Array, carry: tuple[Params, Metrics]) -> tuple[Params, Metrics]:
-        grads, metrics = gradient(params, _micro(batch, i, mesh))
+        grads, metrics = gradient(params, _micro(batch, i, mesh, rules))
         sums = jax.tree.map(lambda a, g: a + g.astype(a.dtype), carry[0], grads)
-        return _like_params(sums, spec, mesh), {name: _combine(name, carry[1][name], x) for name, x in metrics.items()}
+        return _like_params(sums, spec, mesh, rules), {name: _combine(name, carry[1][name], x) for name, x in metrics.items()}
 
     shapes = jax.eval_shape(micro_loss, params, jax.tree.map(lambda x: x[0], batch))[1]
     start = {name: jnp.full((), -jnp.inf if name.endswith("/max") else 0.0, jnp.float32) for name in shapes}
-    zeros = _like_params(jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params), spec, mesh)
+    zeros = _like_params(jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params), spec, mesh, rules)
     return lax.fori_loop(0, _used(batch), step, (zeros, start))
 
 
@@ -182,32 +213,42 @@ def apply_gradients(state: TrainState, grads: Params, optimizer: Optimizer) -> t
 
 def make_logprobs(spec: ModelSpec, cfg: Experiment, mesh: Mesh | None = None) -> Callable[[Params, TokenBatch, Any], jax.Array]:
     """`logprobs(params, batch, temperature) -> [M,B,T]` float32, without gradients: the old and the reference pass."""
+    jitted = logprobs_program(spec, cfg, mesh)
+    return lambda params, batch, temperature: jitted(params, without_passes(batch), temperature)
+
+
+def without_passes(batch: TokenBatch) -> TokenBatch:
+    """Without the log-probs of an earlier pass the structure, and so the program, is the same for every pass."""
+    return batch.replace(old_logp=None, ref_logp=None)
+
+
+def logprobs_program(spec: ModelSpec, cfg: Experiment, mesh: Mesh | None = None) -> Any:
+    """The jitted function of make_logprobs, for batches `without_passes`."""
+    rules = train_rules(cfg.mesh)
 
     def run(params: Params, batch: TokenBatch, temperature: Any) -> jax.Array:
         def step(i: jax.Array, out: jax.Array) -> jax.Array:
-            logp, _ = batch_logprobs(params, spec, _micro(batch, i, mesh), temperature, cfg, mesh)
+            logp, _ = batch_logprobs(params, spec, _micro(batch, i, mesh, rules), temperature, cfg, mesh)
             return lax.dynamic_update_index_in_dim(out, logp, i, 0)
 
         return lax.fori_loop(0, _used(batch), step, jnp.zeros(batch.tokens.shape, jnp.float32))
 
-    jitted = jax.jit(run, in_shardings=_in_shardings(mesh))
-    # Without the log-probs of an earlier pass the structure, and so the program, is the same for every pass.
-    return lambda params, batch, temperature: jitted(params, batch.replace(old_logp=None, ref_logp=None), temperature)
+    return jax.jit(run, in_shardings=_in_shardings(mesh, rules))
 
 
 # ------------------------------------------------------------------------------------------------ micro-batches and meshes
 
 
-def rows_devices(mesh: Mesh | None) -> int:
+def rows_devices(mesh: Mesh | None, rules: ShardingRules = RULES) -> int:
     """Devices that the rows of a micro-batch are spread over."""
-    return 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
+    return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in mesh_axes(rules.batch))
 
 
-def _micro(batch: TokenBatch, i: jax.Array, mesh: Mesh | None) -> TokenBatch:
+def _micro(batch: TokenBatch, i: jax.Array, mesh: Mesh | None, rules: ShardingRules) -> TokenBatch:
     micro = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, keepdims=False), batch)
     if mesh is None:
         return micro
-    return lax.with_sharding_constraint(micro, batch_sharding(mesh))
+    return lax.with_sharding_constraint(micro, batch_sharding(mesh, rules))
 
 
 def _used(batch: TokenBatch) -> jax.Array:
@@ -221,9 +262,9 @@ def _combine(name: str, total: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.maximum(total, x) if name.endswith("/max") else total + x
 
 
-def _like_params(tree: Params, spec: ModelSpec, mesh: Mesh | None) -> Params:
+def _like_params(tree: Params, spec: ModelSpec, mesh: Mesh | None, rules: ShardingRules) -> Params:
     """Laid out as parameters are, so that a donated buffer fits the new value."""
-    return tree if mesh is None else lax.with_sharding_constraint(tree, param_shardings(param_shapes(spec), mesh))
+    return tree if mesh is None else lax.with_sharding_constraint(tree, param_shardings(param_shapes(spec), mesh, rules))
 
 
 def _arrange(state: TrainState, optimizer: Optimizer, shardings: Any, mesh: Any, place: Callable[..., Any]) -> TrainState:
@@ -235,19 +276,19 @@ def _arrange(state: TrainState, optimizer: Optimizer, shardings: Any, mesh: Any,
     return TrainState(jax.tree.map(place, state.params, shardings), opt_state, place(state.step, everywhere))
 
 
-def _state_shardings(spec: ModelSpec, optimizer: Optimizer, mesh: Mesh) -> Any:
+def state_shardings(spec: ModelSpec, optimizer: Optimizer, mesh: Mesh, rules: ShardingRules) -> Any:
     """A TrainState of shardings, those that init_state gives. Named at the jit's exit: a constraint inside comes back spelled
     otherwise where a mesh axis has size 1, and neither the next update nor the sampler would know its compiled program again."""
     infos = param_shapes(spec)
-    shardings = param_shardings(infos, mesh)
+    shardings = param_shardings(infos, mesh, rules)
     shapes = jax.tree.map(lambda i: jax.ShapeDtypeStruct(i.shape, jnp.float32), infos, is_leaf=lambda x: hasattr(x, "axes"))
     state = jax.eval_shape(lambda p: TrainState(p, optimizer.transform.init(p), jnp.zeros((), jnp.int32)), shapes)
     return _arrange(state, optimizer, shardings, mesh, lambda _, sharding: sharding)
 
 
-def _in_shardings(mesh: Mesh | None) -> Any:
-    """Parameters lie as they come; rows over data and fsdp; the temperature everywhere."""
+def _in_shardings(mesh: Mesh | None, rules: ShardingRules) -> Any:
+    """Parameters lie as they come; rows as the rules say; the temperature everywhere."""
     if mesh is None:
         return None
-    batch = NamedSharding(mesh, PartitionSpec(None, RULES.batch))
+    batch = NamedSharding(mesh, PartitionSpec(None, rules.batch))
     return None, batch, replicated(mesh)

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -17,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 from coevo_jax.errors import UserError
 
 NEGATIVE = -1e30  # finite, so that a fully masked (padding) row gives zeros' mean and not NaN
+KEPT = "attention"  # the name under which a remat policy keeps what the kernel's gradient needs
 BLOCK, MOST_BLOCKS = 256, 8  # queries of a block; blocks of a row, each of which is compiled
 
 
@@ -114,20 +116,23 @@ def _splash(
     if T % 128:
         raise UserError(f"splash attention can't run rows of {T} tokens", where="update.pack_length",
                         expected="a multiple of 128, or update.attention=xla")  # fmt: skip
-    tensor = mesh.shape["tensor"] if mesh is not None and K % mesh.shape["tensor"] == 0 else 1
+    tensor = mesh.shape["tensor"] if mesh is not None and "tensor" not in dealt and K % mesh.shape["tensor"] == 0 else 1
     one = splash.CausalMask((T, T)) if window == 0 else splash.LocalMask((T, T), (window - 1, 0), 0)
-    block = next(b for b in (512, 384, 256, 128) if T % b == 0)
+    block = splash_block(T)
     sizes = splash.BlockSizes(
         block_q=block, block_kv=block, block_kv_compute=block, block_q_dkv=block, block_kv_dkv=block,
         block_kv_dkv_compute=block, block_q_dq=block, block_kv_dq=block,
     )  # fmt: skip
     kernel = splash.make_splash_mha_single_device(
-        splash.MultiHeadMask([one] * (H // tensor)), block_sizes=sizes, interpret=interpret
+        splash.MultiHeadMask([one] * (H // tensor)), block_sizes=sizes, interpret=interpret, residual_checkpoint_name=KEPT
     )
 
+    def row(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> jax.Array:
+        return _among_segments(kernel, segments, block)(q, k, v, segment_ids=splash.SegmentIds(segments, segments))
+
     def run(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> jax.Array:
-        ids = splash.SegmentIds(segments, segments)
-        out = jax.vmap(kernel)(*(x.transpose(0, 2, 1, 3) for x in (q, k, v)), segment_ids=ids)
+        q, k, v = (x.transpose(0, 2, 1, 3) for x in (q, k, v))
+        out = jax.vmap(row)(q, k, v, segments)
         return out.transpose(0, 2, 1, 3)
 
     if mesh is None:
@@ -138,3 +143,38 @@ def _splash(
     if not dealt:  # the rows are those of one device already, in a shard_map that knows the mesh
         return jax.shard_map(run, **specs, axis_names={"tensor"}, check_vma=False)
     return jax.shard_map(run, mesh=mesh, **specs, check_vma=False)
+
+
+def splash_block(T: int) -> int:
+    """Queries, and keys, of a block of the kernel."""
+    return next(b for b in (512, 384, 256, 128) if T % b == 0)
+
+
+def related_blocks(segments_T: Any, block: int) -> Any:
+    """May a token of query block i and one of key block j be of one segment? [N,N] bool (causality not looked at). Blocks of
+    padding alone see themselves, so that their sums are not empty. For arrays of NumPy and of JAX alike."""
+    xp = np if isinstance(segments_T, np.ndarray) else jnp
+    blocks = segments_T.reshape(-1, block)
+    first, last = xp.where(blocks == 0, xp.iinfo(xp.int32).max, blocks).min(1), blocks.max(1)
+    return (first[:, None] <= last[None]) & (first[None] <= last[:, None]) | xp.eye(len(blocks), dtype=bool)
+
+
+def _among_segments(kernel: Any, segments_T: jax.Array, block: int) -> Any:
+    """The kernel of one row, with blocks that hold no pair of one segment left out: a packed row costs what its segments cost.
+
+    The kernel walks a table of blocks; an entry of 0 computes nothing, and a block index that repeats fetches nothing.
+    """
+    related = related_blocks(segments_T, block)
+    N = related.shape[0]
+    earliest, latest = jnp.argmax(related, axis=1), N - 1 - jnp.argmax(related[::-1], axis=0)
+
+    def cut(info: Any, by_keys: bool) -> Any:
+        at = info.data_next[0].astype(jnp.int32)  # key block of cell (query block, n); in dkv query block of (n, key block)
+        own = jnp.arange(at.shape[by_keys])
+        keep = related[at, own[None]] if by_keys else related[own[:, None], at]
+        near = jnp.minimum(at, latest[None]) if by_keys else jnp.maximum(at, earliest[:, None])
+        mask = jnp.where(keep, info.block_mask[0], 0).astype(info.block_mask.dtype)
+        return info._replace(data_next=near.astype(info.data_next.dtype)[None], block_mask=mask[None])
+
+    infos = cut(kernel.fwd_mask_info, False), cut(kernel.dq_mask_info, False), cut(kernel.dkv_mask_info, True)
+    return type(kernel)(*infos, **kernel.kwargs)

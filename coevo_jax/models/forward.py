@@ -16,9 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 
-from coevo_jax.models.attention import packed_attention
+from coevo_jax.mesh import RULES, ShardingRules, array_sharding, batch_sharding, mesh_axes, vocab_batch_sharding
+from coevo_jax.models.attention import KEPT, packed_attention
 from coevo_jax.models.quantize import product, rows
 from coevo_jax.models.rope import rope_tables, rotate
 from coevo_jax.models.spec import ModelSpec
@@ -62,12 +64,12 @@ def param_shapes(spec: ModelSpec) -> dict[str, Any]:
         layers["q_norm"] = ParamInfo((L, H, d), ("layers", "heads", "head_dim"), 0)
         layers["k_norm"] = ParamInfo((L, K, d), ("layers", "kv_heads", "head_dim"), 0)
     tree: dict[str, Any] = {
-        "embed": ParamInfo((spec.vocab_size, D), ("vocab", "embed"), D),
+        "embed": ParamInfo((spec.vocab_size, D), ("vocab", "table"), D),
         "layers": layers,
         "final_norm": ParamInfo((D,), ("embed",), 0),
     }
     if not spec.tied:
-        tree["unembed"] = ParamInfo((D, spec.vocab_size), ("embed", "vocab"), D)
+        tree["unembed"] = ParamInfo((D, spec.vocab_size), ("table", "vocab"), D)
     return tree
 
 
@@ -149,6 +151,17 @@ def layer_constants(spec: ModelSpec) -> dict[str, jax.Array]:
     return {"window": jnp.asarray(windows), "rope": jnp.asarray(variant, jnp.int32)}
 
 
+def _embed_rows(params: Params, tokens_BxT: jax.Array, dtype: Any, mesh: Mesh | None, rules: ShardingRules) -> jax.Array:
+    """Token embeddings [B,T,D], rows where the rules want them."""
+    if mesh is None or rules.batch == RULES.batch:
+        return embed(params, tokens_BxT, dtype)
+    whole = array_sharding(mesh, params["embed"].shape, ("vocab", None), rules)
+    table = {"embed": lax.with_sharding_constraint(params["embed"], whole)}
+    x = embed(table, lax.with_sharding_constraint(tokens_BxT, vocab_batch_sharding(mesh, rules)), dtype)
+    x = lax.with_sharding_constraint(x, vocab_batch_sharding(mesh, rules))
+    return lax.with_sharding_constraint(x, batch_sharding(mesh, rules))
+
+
 def forward(
     params: Params,
     spec: ModelSpec,
@@ -160,29 +173,37 @@ def forward(
     attention: str = "xla",
     dtype: Any = jnp.float32,
     mesh: Mesh | None = None,
+    rules: ShardingRules = RULES,
     parent_ids_BxT: jax.Array | None = None,
 ) -> jax.Array:
     """Final normalised hidden states [B,T,D]. Rows may be packed: attention stays inside equal segment ids, 0 is padding;
     parent_ids names a further segment that a token sees (a shared head, models/prefix.py).
 
-    remat: 'none', 'dots' (products with weights are kept, the rest made again) or 'full' (only layers' inputs are kept).
+    remat: 'none', 'dots' (products with weights are kept, the rest made again), 'attention' (its result is kept) or 'full' (only
+    layers' inputs are kept). rules: where rows and weights lie on the mesh.
     attention: 'xla' or 'splash', which needs the mesh, where there is one. dtype: of the computation.
     """
-    x = embed(params, tokens_BxT, dtype)
+    x = _embed_rows(params, tokens_BxT, dtype, mesh, rules)
     cos, sin = rope_tables(spec, positions_BxT)
 
-    attend: Callable[..., jax.Array] = functools.partial(packed_attention, choice=attention, windows=spec.windows, mesh=mesh)
+    attend: Callable[..., jax.Array] = functools.partial(
+        packed_attention, choice=attention, windows=spec.windows, mesh=mesh, dealt=mesh_axes(rules.batch)
+    )
 
     def block(x: jax.Array, scanned: tuple[Params, dict[str, jax.Array]]) -> tuple[jax.Array, None]:
         layer, constants = scanned
         q, k, v = attention_inputs(layer, spec, x, cos[constants["rope"]], sin[constants["rope"]])
         window = constants["window"] if spec.windows else None
         attended = attend(q, k, v, positions_BxT, segment_ids_BxT, window, parents=parent_ids_BxT)
+        attended = checkpoint_name(attended, KEPT) if attention == "xla" else attended  # splash names its own residuals
         x = attention_output(layer, spec, x, attended)
         return mlp_block(layer, spec, x), None
 
     if remat != "none":
-        kept = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if remat == "dots" else None
+        kept = {
+            "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+            "attention": jax.checkpoint_policies.save_only_these_names(KEPT),
+        }.get(remat)
         block = jax.checkpoint(block, prevent_cse=False, policy=kept)
     x, _ = lax.scan(block, x, (params["layers"], layer_constants(spec)))
     return rms_norm(x, params["final_norm"], spec.norm_eps)

@@ -78,7 +78,7 @@ def load_scalar(cfg: ModelConfig, mesh: Any = None, *, rules: ShardingRules = RU
     `params` has the head as "score" [D] and no unembedding. UserError as in load_model, or for a folder without such a head.
     """
     path = _resolve(cfg.source)
-    if path.is_file() or (path / ORBAX_ITEM).is_dir():
+    if path.is_file() or (path / orbax_folder.ITEM).is_dir():
         raise UserError(f"{cfg.source!r} has no scalar head", where=str(path), expected="a Hugging Face folder with score.weight")
     source = SafetensorsFolder(path)
     digest = _checked_hash(cfg, source.files)

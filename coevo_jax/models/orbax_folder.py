@@ -111,7 +111,8 @@ class OrbaxFolder:
 
     def _read(self, store: ts.TensorStore, dtype: np.dtype, sharding: jax.sharding.Sharding) -> jax.Array:
         """One array. Slices are asked for all at once; devices that hold the same one share it."""
-        slices = {_key(index, store.shape): index for index in sharding.addressable_devices_indices_map(store.shape).values()}
+        places = sharding.addressable_devices_indices_map(store.shape).values()
+        slices = {_key(index, store.shape): index for index in places if index is not None}
         pending = {key: store[index].read() for key, index in slices.items()}
 
         def part(index: Any) -> np.ndarray:

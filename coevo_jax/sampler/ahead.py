@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from coevo_jax.mesh import DECODE_RULES, param_shardings
 from coevo_jax.models.forward import param_shapes
+from coevo_jax.models.quantize import Int8Weight
 from coevo_jax.models.spec import ModelSpec
 from coevo_jax.sampler import decode, kv, prefill
 from coevo_jax.sampler import state as st
@@ -43,12 +44,30 @@ def weights(spec: ModelSpec, mesh: Mesh, dtype: Any = jnp.bfloat16) -> dict[str,
 
 def split_weights(spec: ModelSpec, mesh: Mesh, dtype: Any = jnp.bfloat16) -> dict[str, Any]:
     """`weights` with a tree a layer, as decode takes them."""
-    stacked = weights(spec, mesh, dtype)
+    return _split(weights(spec, mesh, dtype), mesh)
 
+
+def _split(stacked: dict[str, Any], mesh: Mesh) -> dict[str, Any]:
     def layer(w: Any) -> Any:
         return jax.ShapeDtypeStruct(w.shape[1:], w.dtype, sharding=NamedSharding(mesh, PartitionSpec(*w.sharding.spec[1:])))
 
-    return {**stacked, "layers": tuple(jax.tree.map(layer, stacked["layers"]) for _ in range(spec.layers))}
+    count = jax.tree.leaves(stacked["layers"])[0].shape[0]
+    return {**stacked, "layers": tuple(jax.tree.map(layer, stacked["layers"]) for _ in range(count))}
+
+
+def quantized_weights(infos: Any, mesh: Mesh, dtype: Any, split: bool) -> dict[str, Any]:
+    """int8 matrices with float32 scales (quantize.quantized_infos) and the rest in `dtype`; split: a tree a layer."""
+    shardings = param_shardings(infos, mesh, DECODE_RULES)
+
+    def leaf(w: Any, lies: Any) -> Any:
+        if not isinstance(w, Int8Weight):
+            return jax.ShapeDtypeStruct(w.shape, dtype, sharding=lies)
+        values = jax.ShapeDtypeStruct(w.values.shape, jnp.int8, sharding=lies.values)
+        return Int8Weight(values, jax.ShapeDtypeStruct(w.scale.shape, jnp.float32, sharding=lies.scale), w.dtype)
+
+    is_weight = lambda x: isinstance(x, Int8Weight) or hasattr(x, "axes")  # noqa: E731
+    stacked = jax.tree.map(leaf, infos, shardings, is_leaf=is_weight)
+    return _split(stacked, mesh) if split else stacked
 
 
 def store(engine: Engine) -> Any:
@@ -60,7 +79,7 @@ def store(engine: Engine) -> Any:
 
 def state(engine: Engine) -> Any:
     """Keys and values of every slot, and what they are doing."""
-    make = functools.partial(st.new_state, engine.spec, engine.classes, engine.cfg.max_new, engine.kv_dtype)
+    make = functools.partial(st.new_state, engine.spec, engine.classes, engine.cfg.max_new, engine.kv_dtype, engine.segment)
     return _shaped(jax.eval_shape(make), engine._state_sharding())
 
 

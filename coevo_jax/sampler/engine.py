@@ -68,7 +68,10 @@ class Engine:
         packed = {"pallas": "splash", "pallas_interpret": "splash_interpret"}.get(cfg.attention, "xla")
         packed = "blocks" if packed == "xla" and self._one_cpu else packed
         heads = self.head_width if cfg.share_heads else 0
-        self.variants = prefill.variants(cfg.max_prompt, cfg.prefill_tokens, self.rows, heads, packed)
+        most = max(1, cfg.prefill_tokens // prefill.round_up(cfg.max_prompt, prefill.BLOCK))
+        # Each host computes all rows of a prefill: more hosts must not mean more rows than the budget has
+        self.variants = prefill.variants(cfg.max_prompt, cfg.prefill_tokens, min(self.rows, most), heads, packed)
+        self.next_variants = prefill.variants(cfg.max_prompt, cfg.prefill_tokens, self.rows, heads, packed)
         longest = cfg.max_prompt + cfg.max_new
         self.score_variants = prefill.variants(longest, cfg.prefill_tokens, self.rows, heads, packed)
         self.least = cfg.share_least if cfg.share_heads else 0
@@ -135,7 +138,7 @@ class Engine:
             for i, row in zip(members, self._next_token(weights, packed, [len(todo[i]) for i in members], table, store)):
                 found[i] = np.asarray([row[c].sum() for c in columns], np.float32)
 
-        scoring.walk(self, weights, todo, self._tree(todo, [len(t) - 1 for t in todo]), self.variants, run)
+        scoring.walk(self, weights, todo, self._tree(todo, [len(t) - 1 for t in todo]), self.next_variants, run)
         self.stats.seconds += time.perf_counter() - start
         return np.stack([found[i] for i in which]) if ids else np.zeros((0, len(forms)), np.float32)
 
@@ -249,7 +252,7 @@ class Engine:
             buffer = self.run_prefill(weights, prefill.pack([prefill.Span(one)], v), store_of(v))
             self._ask_for_small(state, store, buffer, nothing)
         table = scoring.id_table([[0]])[0]
-        for v in self.variants if next_token else ():
+        for v in self.next_variants if next_token else ():
             self._next_token(weights, prefill.pack([prefill.Span(one)], v), [1], table, store_of(v))
         for v in self.score_variants if score else ():
             self._score(weights, prefill.pack([prefill.Span(one)], v), 1.0, store_of(v))

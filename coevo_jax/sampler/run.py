@@ -9,8 +9,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -163,8 +164,27 @@ class Run:
             return
         if missing:
             self.store = store_heads(self.engine, self.weights, queue.prompts, self.heads, missing, self.store)
-        self._prefill_tails(list(dict.fromkeys(s.prompt for _, s in placed)))
-        self._admit(placed)
+        for part in self._parts(placed):
+            self._prefill_tails(list(dict.fromkeys(s.prompt for _, s in part)))
+            self._admit(part)
+
+    def _parts(self, placed: list[tuple[int, Sample]]) -> Iterator[list[tuple[int, Sample]]]:
+        """Samples in order, in parts whose prompts fill one prefill program: what it leaves goes to the slots before the next
+        one's comes, or as many results as there are programs would wait in memory."""
+        most = math.prod(self.engine.variants[-1].shape)
+        part: list[tuple[int, Sample]] = []
+        seen: set[int] = set()
+        tokens = 0
+        for slot, sample in placed:
+            if sample.prompt not in seen and sample.prompt not in self.queue.stored:
+                length = self.queue.tail_length(sample.prompt)
+                if part and tokens + length > most:
+                    yield part
+                    part, tokens = [], 0
+                seen.add(sample.prompt)
+                tokens += length
+            part.append((slot, sample))
+        yield part
 
     def _head_row(self, prompt: int) -> int:
         return self.heads.row.get(self.queue.tree.node_of[prompt], 0)

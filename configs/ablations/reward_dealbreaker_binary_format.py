@@ -2,7 +2,7 @@
 term.
 
     python run.py --config=configs/ablations/reward_dealbreaker_binary_format.py --workdir=/mnt/shared/reward_dealbreaker_binary_format
-    python run.py --config=configs/ablations/reward_dealbreaker_binary_format.py --config.scale=smoke  # on a CPU
+    python run.py --config=configs/ablations/reward_dealbreaker_binary_format.py --config.scale=smoke
 
 Hardware: a slice that holds configs/evolm_qwen3_8b.py, whose other flags (sources, data) apply here too; never run on
 a TPU.

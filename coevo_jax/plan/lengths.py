@@ -6,6 +6,7 @@ Axes: N rows, C length classes, B slots.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -39,18 +40,21 @@ class Use:
     slots: int
 
 
-def lognormal_lengths(rows: int, seed: int, max_prompt: int, max_new: int) -> Lengths:
-    """Completions lognormal of mean 3000 and sigma 1, prompts of mean 400 and sigma 0.5 (of the logarithm); both cut."""
+def lognormal_lengths(
+    rows: int, seed: int, max_prompt: int, max_new: int, mean_new: float = 3000, mean_prompt: float = 400
+) -> Lengths:
+    """Completions lognormal of mean `mean_new` and sigma 1, prompts `mean_prompt` and 0.5 (of the logarithm); both cut."""
     rng = np.random.default_rng(seed)
 
     def draw(mean: float, sigma: float, most: int) -> np.ndarray:
         x = rng.lognormal(np.log(mean) - sigma**2 / 2, sigma, rows)
         return np.clip(x.astype(np.int64), 1, most)
 
-    completions, prompts = draw(3000, 1.0, max_new), draw(400, 0.5, max_prompt)
+    completions, prompts = draw(mean_new, 1.0, max_new), draw(mean_prompt, 0.5, max_prompt)
     text = (
-        f"completions lognormal, mean 3000 and sigma 1 before the cut at {max_new} (after it mean {completions.mean():.0f}); "
-        f"prompts lognormal, mean 400 and sigma 0.5, cut at {max_prompt}; seed {seed}"
+        f"completions lognormal, mean {mean_new:g} and sigma 1 before the cut at {max_new} (after it mean "
+        f"{completions.mean():.0f}); "
+        f"prompts lognormal, mean {mean_prompt:g} and sigma 0.5, cut at {max_prompt}; seed {seed}"
     )
     return Lengths(prompts, completions, text)
 
@@ -108,16 +112,56 @@ def best_classes(lengths: Lengths, longest: int, positions: int, count: int, ste
     return max(tried, key=lambda x: x[1].rows, default=None)
 
 
+@dataclasses.dataclass(frozen=True)
+class Drain:
+    """A finite batch from its first dispatch to its last. rows: that run on average; read: positions they fill a slot, idle ones
+    counted as empty; over the whole batch."""
+
+    dispatches: int
+    rows: float
+    read: float
+
+
 def use_of(classes: Classes, lengths: Lengths, steps: int, lag: int) -> Use:
     """Rows that run on average, by playing the scheduler's rules: a row takes a free slot of the smallest class that holds its
     prompt; one that fills its class goes on in a larger one as soon as one is free, the longest first; `steps` a dispatch, of
     which the host learns `lag` dispatches late. The first and the last rows, when slots fill and drain, are not counted."""
+    B = sum(n for n, _ in classes)
+    N = min(len(lengths.completions), 60 * B)
+    active = full = dispatches = 0
+    for d in _play(classes, lengths, N, steps, lag):
+        if d.started >= N:
+            break
+        if d.started > 3 * B:
+            active, full, dispatches = active + int(d.forward.sum()), full + int((d.state == FULL).sum()), dispatches + 1
+    return Use(active / (steps * max(dispatches, 1)), full / max(dispatches, 1), B)
+
+
+def drain_of(classes: Classes, lengths: Lengths, count: int, steps: int, lag: int) -> Drain:
+    """How `count` rows, the first of `lengths`, run through the slots by the same rules, from nothing to nothing."""
+    B = sum(n for n, _ in classes)
+    played = [(int(d.forward.sum()), float(d.own[d.forward > 0].sum())) for d in _play(classes, lengths, count, steps, lag)]
+    n = max(len(played), 1)
+    return Drain(len(played), sum(f for f, _ in played) / (steps * n), sum(own for _, own in played) / (n * B))
+
+
+@dataclasses.dataclass
+class _Dispatch:
+    """After a dispatch: rows begun so far; by slot the steps it took, its positions and its state."""
+
+    started: int
+    forward: np.ndarray
+    own: np.ndarray
+    state: np.ndarray
+
+
+def _play(classes: Classes, lengths: Lengths, N: int, steps: int, lag: int) -> Iterator[_Dispatch]:
+    """The scheduler's rules over the first N rows, dispatch by dispatch, until all have ended."""
     cap = np.repeat([s for _, s in classes], [n for n, _ in classes])
     B = len(cap)
-    N = min(len(lengths.completions), 60 * B)
     state, own, left, known = np.full(B, FREE), np.zeros(B, np.int64), np.zeros(B, np.int64), np.zeros(B, np.int64)
-    active = full = dispatches = at = now = 0
-    while at < N:
+    at = now = 0
+    while at < N or (state != FREE).any():
         seen = known <= now
         state[(state == ENDED) & seen] = FREE
         for slot in np.flatnonzero((state == FULL) & seen)[::-1]:  # the longest first
@@ -130,11 +174,11 @@ def use_of(classes: Classes, lengths: Lengths, steps: int, lag: int) -> Use:
                 state[slot], own[slot], left[slot] = RUNNING, lengths.prompts[at], lengths.completions[at]
                 at += 1
         running = state == RUNNING
+        if not running.any() and at >= N and not (state == FULL).any():
+            return
         forward = np.where(running, np.minimum(np.minimum(left, cap - own), steps), 0)
         own, left, now = own + forward, left - forward, now + 1
         ends = running & ((left == 0) | (own == cap))
         state[ends] = np.where(left[ends] == 0, ENDED, FULL)
         known[ends] = now + lag
-        if at > 3 * B:
-            active, full, dispatches = active + int(forward.sum()), full + int((state == FULL).sum()), dispatches + 1
-    return Use(active / (steps * max(dispatches, 1)), full / max(dispatches, 1), B)
+        yield _Dispatch(at, forward, own, state.copy())

@@ -1,0 +1,151 @@
+"""An analytic estimate of memory and time, to choose what is worth a compile. Rough on purpose; a plan never rests on it.
+
+Axes: T tokens of a row, D model, F feed-forward, V vocabulary, L layers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from coevo_jax.config import Experiment
+from coevo_jax.cost import product_parameters
+from coevo_jax.cost.program import OF_BANDWIDTH, OF_PEAK
+from coevo_jax.learn.update import rows_devices
+from coevo_jax.models.spec import ModelSpec
+from coevo_jax.plan.lengths import drain_of
+from coevo_jax.plan.phases import budget_of, residents
+from coevo_jax.plan.programs import Slice, device_bytes
+from coevo_jax.plan.step import Workload, calls, packed_rows, text_lengths
+from coevo_jax.sampler import ahead
+
+RESERVE = 2 << 30  # bytes: what a dispatch of decode or a prefill needs beside its arguments
+ATTENTION = {
+    "none": 4.5,
+    "dots": 5.5,
+    "attention": 4.5,
+    "full": 5.5,
+}  # passes of splash over a row, its forward pass counted as 1
+PRODUCTS = {"none": 3.0, "dots": 3.0, "attention": 3.75, "full": 3.75}  # of a layer's products; `down` is not made again
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """Bytes of a device in an update and in a rollout, and seconds of a policy step."""
+
+    update_bytes: float
+    rollout_bytes: float
+    update_seconds: float
+    decode_seconds: float
+    budget: int
+
+    @property
+    def seconds(self) -> float:
+        return self.update_seconds + self.decode_seconds
+
+    @property
+    def may_fit(self) -> bool:
+        """With a tenth to spare for what the estimate does not know."""
+        return max(self.update_bytes, self.rollout_bytes) <= 1.1 * self.budget
+
+
+def estimate(s: Slice, work: Workload) -> Estimate:
+    """Of the config as it is."""
+    return Estimate(
+        update_bytes(s), rollout_bytes(s), update_seconds(s, work), decode_seconds(s, work), budget_of(s.topology.chip)
+    )
+
+
+def tokens_of_chip(s: Slice) -> tuple[float, int]:
+    """Tokens of a micro-batch that a chip's group holds, and the chips that share their products."""
+    u, devices = s.cfg.update, rows_devices(s.mesh, s.rules)
+    height = -(-u.rows_per_micro // devices) * devices
+    return u.pack_length * height / devices, s.chips // devices
+
+
+def kept_bytes(spec: ModelSpec, remat: str) -> float:
+    """What a layer keeps of a token for the gradient, in bfloat16 (splash's statistics in float32)."""
+    inputs, heads = 2.0 * spec.hidden_size, 2.0 * spec.heads * spec.head_dim + 4 * spec.heads
+    products = 2.0 * ((spec.heads + 2 * spec.kv_heads) * spec.head_dim + 2 * spec.hidden_size + 2 * spec.mlp_size)
+    return {"full": inputs, "attention": inputs + heads, "dots": inputs + products, "none": 2 * (inputs + products) + heads}[
+        remat
+    ]
+
+
+def update_bytes(s: Slice) -> float:
+    """State, gradients, what the layers keep, one layer at work and the head."""
+    spec, (tokens, shared) = s.policy, tokens_of_chip(s)
+    alive = residents(s)
+    beside = sum(n for name, n in alive.items() if not name.endswith("decode copy"))
+    gradients = alive["policy parameters"] * 4 / {"float32": 4, "bfloat16": 2}[s.cfg.policy.param_dtype]
+    layer = (product_parameters(spec) - spec.vocab_size * spec.hidden_size) / spec.layers
+    work = tokens * (10.0 * spec.mlp_size / shared + 8.0 * spec.hidden_size) + 2 * 2.0 * layer / shared
+    head = 8.0 * spec.vocab_size * spec.hidden_size / s.mesh.shape["tensor"]
+    return beside + gradients + tokens * kept_bytes(spec, s.cfg.update.remat) * spec.layers + work + head
+
+
+def rollout_bytes(s: Slice) -> float:
+    """Everything that lives, the layers' second copy, the slots and a reserve."""
+    layers = device_bytes(ahead.split_weights(s.policy, s.mesh)["layers"])
+    heads = device_bytes(ahead.store(s.engine)) if s.cfg.sampler.share_heads else 0
+    return sum(residents(s).values()) + layers + device_bytes(ahead.state(s.engine)) + heads + RESERVE
+
+
+def update_seconds(s: Slice, work: Workload) -> float:
+    """Products and attention at 0.75 of the peak; sums over `tensor` after each block, which nothing hides, over one link."""
+    cfg, spec, (tokens, shared) = s.cfg, s.policy, tokens_of_chip(s)
+    P, G = cfg.schedule.prompts, cfg.schedule.group
+    rows = packed_rows(s, text_lengths(s, work, "answer", P * G))
+    pairs = cfg.update.pack_length / 2 * tokens * rows.visited
+    products = 2.0 * product_parameters(spec) * tokens * PRODUCTS[cfg.update.remat]
+    attention = 4.0 * pairs * spec.heads * spec.head_dim * spec.layers * ATTENTION[cfg.update.remat]
+    flops = (products + attention) / shared / (s.topology.chip.bf16_flops * OF_PEAK)
+    sums = 6 * spec.layers * 2 * 2.0 * tokens * spec.hidden_size * (shared - 1) / shared if shared > 1 else 0.0
+    return rows.micro_batches * (flops + sums / (2 * s.topology.chip.ici_link))
+
+
+def decode_seconds(s: Slice, work: Workload) -> float:
+    """Weights and what is filled of the cache, read at 0.8 of the bandwidth, as often as the scheduler's rules dispatch."""
+    rate, total = s.topology.chip.hbm_bandwidth * OF_BANDWIDTH, 0.0
+    hosts = math.prod(s.mesh.shape[axis] for axis in ("data", "fsdp"))
+    for call in calls(s):
+        engine = s.judge_engine if call.role == "judge" else s.engine
+        spec, tensor = engine.spec, s.mesh.shape["tensor"]
+        classes = tuple((n // hosts, size) for n, size in engine.classes)
+        count = call.counts[0]
+        lengths = text_lengths(s, work, call.kind, count)
+        drain = drain_of(classes, lengths, -(-count // hosts), engine.cfg.steps_per_dispatch, engine.cfg.read_lag)
+        slots = sum(n for n, _ in classes)
+        cache = slots * drain.read * 4.0 * spec.layers * spec.kv_heads * spec.head_dim / tensor
+        step = (2.0 * product_parameters(spec) / tensor + cache) / rate
+        total += drain.dispatches * engine.cfg.steps_per_dispatch * step
+    return total
+
+
+def variants(cfg: Experiment, hosts: int, chips: int) -> list[Experiment]:
+    """Configs around one: how training lies on the mesh, tensor, rows of a micro-batch, remat, and slots."""
+    out = []
+    for train in ("fsdp", "tensor"):
+        for tensor in (4, 2, 1):
+            for remat in ("full", "attention", "dots"):
+                for rows in (1, 2):
+                    for share in (0.5, 0.75, 1.0, 1.5, 2.0):
+                        out.append(_variant(cfg, hosts * 4 // tensor, chips, train, tensor, remat, rows, share))
+    return list(dict.fromkeys(out))
+
+
+def _variant(
+    cfg: Experiment, shards: int, chips: int, train: str, tensor: int, remat: str, rows: int, share: float
+) -> Experiment:
+    mesh = dataclasses.replace(cfg.mesh, train=train, tensor=tensor)
+    devices = chips if train == "fsdp" else chips // tensor
+    update = dataclasses.replace(cfg.update, remat=remat, rows_per_micro=rows * devices)
+    classes = scaled(cfg.sampler.length_classes, share, shards)
+    sampler = dataclasses.replace(cfg.sampler, slots=sum(n for n, _ in classes), length_classes=classes)
+    judge = dataclasses.replace(cfg.judge, length_classes=scaled(cfg.judge.length_classes, 1.0, shards))
+    return dataclasses.replace(cfg, mesh=mesh, update=update, sampler=sampler, judge=judge)
+
+
+def scaled(classes: tuple[tuple[int, int], ...], share: float, shards: int) -> tuple[tuple[int, int], ...]:
+    """Slots times `share`, each class a multiple of the shards they are dealt to and at least one each."""
+    return tuple((max(1, round(n * share / shards)) * shards, size) for n, size in classes)

@@ -1,0 +1,185 @@
+"""Memory of a device phase by phase: the peak of each program, and everything else that is alive on the device then.
+
+Nothing is rounded in favour of a plan: what a program takes as an argument is in its peak, all other state stands beside it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from coevo_jax import aot
+from coevo_jax.learn.publish import same_places
+from coevo_jax.learn.update import rows_devices
+from coevo_jax.models.spec import ModelSpec
+from coevo_jax.plan.compiled import Program
+from coevo_jax.plan.programs import (
+    Slice,
+    device_bytes,
+    judge_weights,
+    prefill_program,
+    reference_params,
+    train_state,
+    trained_params,
+)
+from coevo_jax.sampler import ahead
+from coevo_jax.sampler.engine import Engine
+
+HEADROOM = 0.03  # of what the compiler lets a program use: left free, for the runtime and fragments
+GIB = aot.GIB
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """A program at work and what stands beside it, in bytes of a device."""
+
+    name: str
+    program: str
+    program_bytes: int
+    beside: dict[str, int]
+    budget: int
+
+    @property
+    def peak(self) -> int:
+        return self.program_bytes + sum(self.beside.values())
+
+    @property
+    def over(self) -> int:
+        """Bytes that do not fit (negative: what is left)."""
+        return self.peak - self.budget
+
+
+def budget_of(chip: aot.Chip) -> int:
+    """Bytes that a phase may use."""
+    return int(chip.hbm_program * (1 - HEADROOM))
+
+
+def residents(s: Slice) -> dict[str, int]:
+    """What lives through the whole run, by name: of each trained model its parameters, moments, reference and decode copy, and
+    the judge's weights."""
+    out: dict[str, int] = {}
+    for role, spec in s.trained.items():
+        params = device_bytes(trained_params(s, spec))
+        out[f"{role} parameters"] = params
+        out[f"{role} moments"] = device_bytes(train_state(s, spec)) - params
+        if s.cfg.loss.kl_weight > 0:
+            out[f"{role} reference"] = device_bytes(reference_params(s, spec))
+        shared = s.cfg.policy.dtype == s.cfg.policy.param_dtype and same_places(spec, s.rules, s.mesh)
+        out[f"{role} decode copy"] = 0 if shared else device_bytes(ahead.weights(spec, s.mesh, s.cfg.policy.dtype))
+    if s.judge is not None:
+        out["judge weights"] = device_bytes(judge_weights(s, False))
+    return out
+
+
+def beside(s: Slice, program: str, alive: dict[str, int]) -> dict[str, int]:
+    """What is alive while `program` runs and is none of its arguments. alive: `residents`."""
+    role, kind = program.split(" ", 1)
+    out = dict(alive)
+    if kind == "update":  # the decode copy goes before an update, which takes the state
+        for name in ("parameters", "moments", "decode copy"):
+            out.pop(f"{role} {name}")
+    elif kind == "publish":  # the old copy goes first, the new one is its result
+        for name in ("parameters", "decode copy"):
+            out.pop(f"{role} {name}")
+    elif kind.endswith("log-probs"):
+        out.pop(f"{role} {'reference' if kind.startswith('reference') else 'parameters'}")
+    else:
+        out |= _sampler_state(s, role, kind)
+        out.pop("judge weights" if role == "judge" else f"{role} decode copy")
+    return {name: size for name, size in out.items() if size}
+
+
+def _sampler_state(s: Slice, role: str, kind: str) -> dict[str, int]:
+    """Of a call of the engine: the copy of the layers that decodes, slots, shared heads and what one prefill left."""
+    spec, engine = _engine(s, role)
+    split = device_bytes((judge_weights(s, True) if role == "judge" else ahead.split_weights(spec, s.mesh))["layers"])
+    if kind == "scoring":  # needs no slots
+        return {}
+    if kind == "prefill":
+        slots = device_bytes(ahead.state(engine))
+        return {f"{role} layers for decode": split, "slots": slots, "prefilled, not admitted": prefilled_bytes(engine)}
+    stacked = device_bytes((judge_weights(s, False) if role == "judge" else ahead.weights(spec, s.mesh))["layers"])
+    out = {f"{role} layers for prefill": stacked, "prefilled, not admitted": prefilled_bytes(engine)}
+    if (engine.cfg.share_heads or engine.cfg.share_decode) and not engine.cfg.share_decode:
+        out["shared heads"] = device_bytes(ahead.store(engine))
+    return out
+
+
+def _engine(s: Slice, role: str) -> tuple[ModelSpec, Engine]:
+    if role == "judge":
+        assert s.judge is not None
+        return s.judge, s.judge_engine
+    return s.policy, s.engine
+
+
+def prefilled_bytes(engine: Engine) -> int:
+    """Keys and values of the largest prefill."""
+    spec, variant = engine.spec, prefill_program(engine, "").function.keywords["variant"]
+    tensor = engine.mesh.shape["tensor"] if engine.mesh is not None and spec.kv_heads % engine.mesh.shape["tensor"] == 0 else 1
+    rows, length = variant.shape
+    return 2 * rows * length * spec.layers * spec.kv_heads * spec.head_dim * jnp.dtype(engine.kv_dtype).itemsize // tensor
+
+
+NAMES = {"update": "update", "publish": "publish", "prefill": "rollout: prefill", "decode": "rollout: decode"}
+
+
+def phases(s: Slice, compiled: dict[str, Program]) -> list[Phase]:
+    """Every phase of a step, in its order."""
+    alive, budget = residents(s), budget_of(s.topology.chip)
+    out = []
+    for name, program in compiled.items():
+        role, kind = name.split(" ", 1)
+        title = f"judging: {kind}" if role == "judge" else f"{NAMES.get(kind, kind)} ({role})"
+        out.append(Phase(title, name, program.memory.peak, beside(s, name, alive), budget))
+    order = ("rollout", "judging", "reference", "old", "update", "publish")
+    return sorted(out, key=lambda p: next(i for i, word in enumerate(order) if p.name.startswith(word)))
+
+
+# ------------------------------------------------------------------------------------------------------------------ advice
+
+
+def advice(s: Slice, phase: Phase) -> list[str]:
+    """What would make a phase fit that does not, each with what it saves on a device; the largest saving first."""
+    role, kind = phase.program.split(" ", 1)
+    options = _for_sampler(s, phase, role) if kind in ("prefill", "decode") else _for_update(s, phase)
+    options += _for_residents(s, phase)
+    options = sorted((o for o in options if o[0] > 0), key=lambda o: -o[0])
+    return [f"{text} (saves {saved / GIB:.2f} of the {phase.over / GIB:.2f} GiB too many)" for saved, text in options]
+
+
+def _for_sampler(s: Slice, phase: Phase, role: str) -> list[tuple[int, str]]:
+    _, engine = _engine(s, role)
+    held = device_bytes(ahead.state(engine))
+    slots = sum(n for n, _ in engine.classes)
+    keep = max(0.0, 1 - phase.over / held) if held else 0.0
+    key = "judge.length_classes" if role == "judge" and s.cfg.judge.length_classes else "sampler.length_classes"
+    fewer = int(slots * keep)
+    out = [(held - int(held * fewer / slots), f"fewer slots in {key}: {fewer} in place of {slots}")] if fewer else []
+    if s.cfg.sampler.kv_dtype == "bfloat16":
+        out.append((held // 2, "sampler.kv_dtype=int8"))
+    return out
+
+
+def _for_update(s: Slice, phase: Phase) -> list[tuple[int, str]]:
+    u, spec = s.cfg.update, s.policy
+    tokens = u.pack_length * max(1, u.rows_per_micro // rows_devices(s.mesh, s.rules))
+    out: list[tuple[int, str]] = []
+    if u.remat != "full":
+        out.append((2 * tokens * spec.heads * spec.head_dim * spec.layers, "update.remat=full"))
+    if s.cfg.mesh.train == "tensor" and s.mesh.shape["data"] > 1:
+        out.append((phase.program_bytes // 2, "mesh.train=fsdp with mesh.data=1 and mesh.fsdp=-1: the state over all chips"))
+    return out
+
+
+def _for_residents(s: Slice, phase: Phase) -> list[tuple[int, str]]:
+    alive, cfg = residents(s), s.cfg
+    out: list[tuple[int, str]] = []
+    if cfg.optimizer.mu_dtype == "float32":
+        out.append((sum(n for name, n in alive.items() if name.endswith("moments")) // 4, "optimizer.mu_dtype=bfloat16"))
+    if cfg.judge.weights == "full" and s.judge is not None:
+        out.append((alive["judge weights"] // 2, "judge.weights=int8"))
+    if s.mesh.shape["data"] > s.topology.slices:
+        halved = sum(n for name, n in alive.items() if name.split(" ")[-1] in ("parameters", "moments", "reference")) // 2
+        out.append((halved, "a larger mesh.fsdp"))
+    return out

@@ -1,0 +1,321 @@
+"""The modelled time of a step: each program's modelled seconds times how often it runs on a stated distribution of lengths.
+
+It is a model: nothing was run. coevo_jax/cost says how a program's seconds come about. The sampler is played by the scheduler's
+own rules (lengths.py), a host at a time; host time, admissions, moves and the reading of reports are left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+from coevo_jax.cost import Cost, Kernel, Network, decode_kernels, mfu, program_cost, useful_update_flops
+from coevo_jax.cost.operations import Kernels, splash
+from coevo_jax.learn.packing import first_fit
+from coevo_jax.learn.update import rows_devices
+from coevo_jax.models.attention import related_blocks, splash_block
+from coevo_jax.plan.compiled import Compiled, Program
+from coevo_jax.plan.lengths import Drain, Lengths, drain_of, lognormal_lengths
+from coevo_jax.plan.phases import _engine
+from coevo_jax.plan.programs import Slice
+
+TEMPLATE = 200  # tokens that a prompt template adds
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """Mean lengths in tokens before the cut at the config's limits: lognormal, sigma 1 of what is written, 0.5 of questions."""
+
+    question: float = 400
+    answer: float = 3000
+    rubric: float = 1500
+    verdict: float = 800
+    seed: int = 0
+
+    @property
+    def text(self) -> str:
+        return (
+            f"lengths are assumed, not measured: lognormal, means {self.answer:g} an answer, {self.rubric:g} a rubric, "
+            f"{self.verdict:g} a verdict (sigma 1) and {self.question:g} a question (sigma 0.5), cut at the config's limits; "
+            f"seed {self.seed}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """A program's modelled cost on one device, at full depth; `runs` in a policy and in a rubric step."""
+
+    name: str
+    layers: int
+    exact: bool
+    peak_bytes: int
+    flops: float
+    bytes: float
+    collective_bytes: dict[str, float]
+    collective_seconds: float
+    exposed_seconds: float
+    crossing_bytes: float
+    seconds: float
+    in_place: bool
+    warnings: int
+    runs: tuple[float, float] = (0.0, 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A policy step and a rubric step in seconds by part; `decode_collectives`: share of the decode time that is exposed."""
+
+    parts: dict[str, tuple[float, float]]
+    programs: dict[str, Figures]
+    micro_batches: tuple[int, int]
+    mfu: float  # of the update
+    mfu_step: float  # useful FLOPs of the update over the whole step
+    sampled_tokens: tuple[float, float]
+    trained_tokens: tuple[float, float]
+    decode_collectives: float
+    rows_running: dict[str, float]
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """Of a policy step and of a rubric step."""
+        return sum(p for p, _ in self.parts.values()), sum(r for _, r in self.parts.values())
+
+
+# ----------------------------------------------------------------------------------------------------------------- lengths
+
+
+def text_lengths(s: Slice, work: Workload, kind: str, count: int) -> Lengths:
+    """Prompts and completions of `count` texts of a kind: answer, rubric or verdict."""
+    cfg = s.cfg
+    limits = {
+        "answer": (cfg.sampler.max_prompt, cfg.answer.max_new_tokens),
+        "rubric": (cfg.sampler.max_prompt, cfg.rubric_sampling.max_new_tokens),
+        "verdict": (cfg.judge.max_prompt or cfg.sampler.max_prompt, cfg.judge.sampling.max_new_tokens),
+    }
+    prompt = {
+        "answer": work.question,
+        "rubric": work.question + TEMPLATE,
+        "verdict": work.question + TEMPLATE + work.answer + work.rubric,
+    }[kind]
+    most, new = limits[kind]
+    return lognormal_lengths(count, work.seed, most, new, getattr(work, kind), prompt)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Packed rows of an update. visited: share of the causal blocks of splash attention that hold a pair of one segment."""
+
+    micro_batches: int
+    tokens: list[int]  # of each sample
+    visited: float
+
+
+def packed_rows(s: Slice, lengths: Lengths) -> Rows:
+    """The rows that these samples fill, by the run's own packing."""
+    u = s.cfg.update
+    tokens = np.minimum(lengths.prompts + lengths.completions, u.pack_length).tolist()
+    rows = first_fit(tokens, u.pack_length, u.max_segments)
+    devices = rows_devices(s.mesh, s.rules)
+    height = -(-u.rows_per_micro // devices) * devices
+    micro = -(-len(rows) // height)
+    sizes = [[tokens[i] for i in members] for members in rows]
+    return Rows(micro, tokens, visited_share(sizes, micro * height, u.pack_length))
+
+
+def visited_share(sizes: list[list[int]], rows: int, length: int) -> float:
+    """Of all causal blocks of splash attention over `rows` rows of so many tokens, the share that hold a pair of one segment.
+    sizes: segments of each row; further rows are empty."""
+    if length % 128:  # which the kernel can't run
+        return 1.0
+    block = splash_block(length)
+    visited = 0
+    for own in [*sizes, *([[]] * (rows - len(sizes)))]:
+        ids = np.zeros(length, np.int32)
+        ids[: sum(own)] = np.repeat(np.arange(1, len(own) + 1), own)
+        visited += int(np.tril(related_blocks(ids, block)).sum())
+    blocks = length // block
+    return visited / (rows * blocks * (blocks + 1) / 2)
+
+
+def splash_kernels(visited: float) -> Kernels:
+    """Costs of splash attention over packed rows, of whose causal blocks a share is visited (models/attention.py)."""
+
+    def cost(kernel: Kernel) -> tuple[float, float] | None:
+        found = splash(kernel)
+        return found and (found[0] * visited, found[1] * visited)
+
+    return cost
+
+
+# ------------------------------------------------------------------------------------------------------------------- costs
+
+
+def costs(program: Program, s: Slice, trips: Any = None, kernels: Any = None) -> dict[str, Any]:
+    """A program's cost as a dict, on the line through its compiled depths."""
+
+    @functools.cache
+    def at(part: Compiled) -> Cost:
+        from coevo_jax import aot
+
+        network = Network.of(list(s.mesh.devices.flat), s.topology.chip)
+        return program_cost(part.read(), s.topology.chip, aot.hosts_of(s.mesh), network=network, trips=trips, kernels=kernels)
+
+    names = ("flops", "bytes", "collective_seconds", "exposed_seconds", "crossing_bytes", "seconds")
+    out: dict[str, Any] = {n: program.line(lambda c, n=n: getattr(at(c), n)) for n in names}  # type: ignore[misc]
+    kinds = sorted({k for part in program.parts for k in at(part).collective_bytes})
+    out["collective_bytes"] = {k: program.line(lambda c, k=k: at(c).collective_bytes.get(k, 0.0)) for k in kinds}  # type: ignore[misc]
+    return out
+
+
+def figures_of(
+    program: Program, s: Slice, trips: Any = None, kernels: Any = None, runs: tuple[float, float] = (0.0, 0.0)
+) -> Figures:
+    """Memory and cost of a program in one record."""
+    return Figures(
+        program.name, program.layers, program.exact, program.memory.peak, in_place=program.in_place,
+        warnings=len(program.warnings), runs=runs, **costs(program, s, trips, kernels),
+    )  # fmt: skip
+
+
+# -------------------------------------------------------------------------------------------------------------------- step
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """Texts of one kind that the sampler writes in a step, in a policy and in a rubric step. prompts: distinct ones of them."""
+
+    kind: str
+    role: str
+    counts: tuple[int, int]
+    prompts: tuple[int, int]
+
+
+def calls(s: Slice) -> list[_Call]:
+    """What a step samples: a policy step one rubric and a group of answers a prompt, and a verdict an answer; a rubric step one
+    fresh answer and a group of rubrics a prompt, and a verdict for both answers of the pair under each rubric."""
+    P, G = s.cfg.schedule.prompts, s.cfg.schedule.group
+    rubric = "rubric" if s.generator and s.generator != s.policy else "policy"
+    out = [_Call("answer", "policy", (P * G, P), (P, P)), _Call("rubric", rubric, (P, P * G), (P, P))]
+    return out + ([_Call("verdict", "judge", (P * G, 2 * P * G), (P * G, 2 * P * G))] if s.judge is not None else [])
+
+
+def model_step(s: Slice, compiled: dict[str, Program], work: Workload) -> Step:
+    """The whole step. Programs that were not compiled are left out."""
+    cfg, P, G = s.cfg, s.cfg.schedule.prompts, s.cfg.schedule.group
+    figures: dict[str, Figures] = {}
+    parts: dict[str, tuple[float, float]] = {}
+    sampled = [0.0, 0.0]
+    running: dict[str, float] = {}
+    packed = [packed_rows(s, text_lengths(s, work, kind, P * G)) for kind in ("answer", "rubric")]
+    micro = packed[0].micro_batches, packed[1].micro_batches
+    for name, program in compiled.items():
+        kind = name.split(" ", 1)[1]
+        if kind in ("prefill", "decode", "scoring"):
+            continue
+        runs = {"update": cfg.update.inner_iterations}.get(kind, 1)
+        if kind == "publish":
+            figures[name] = figures_of(program, s, runs=(1, 1))
+            parts[name] = (figures[name].seconds,) * 2
+            continue
+        both = [figures_of(program, s, (r.micro_batches,), splash_kernels(r.visited), (runs, runs)) for r in packed]
+        figures[name] = both[0]
+        parts[name] = both[0].seconds * runs, both[1].seconds * runs
+    decode_seconds = exposed = 0.0
+    for call in calls(s):
+        found = _sample(s, compiled, call, work, figures)
+        parts |= found["parts"]
+        for i in (0, 1):
+            sampled[i] += found["tokens"][i]
+        running |= found["running"]
+        decode_seconds, exposed = decode_seconds + found["decode"], exposed + found["exposed"]
+    trained = tuple(float(sum(rows.tokens)) for rows in packed)
+    update = next((f for name, f in figures.items() if name.endswith("update")), None)
+    useful = useful_update_flops(s.policy, packed[0].tokens)
+    whole = sum(p for p, _ in parts.values())
+    chip = s.topology.chip
+    return Step(
+        parts, figures, micro,
+        mfu(useful, update.seconds, s.chips, chip.bf16_flops) if update else 0.0,
+        mfu(useful, whole, s.chips, chip.bf16_flops) if update and whole else 0.0,
+        (sampled[0], sampled[1]), (trained[0], trained[1]), exposed / decode_seconds if decode_seconds else 0.0, running,
+    )  # fmt: skip
+
+
+def _sample(s: Slice, compiled: dict[str, Program], call: _Call, work: Workload, figures: dict[str, Figures]) -> dict[str, Any]:
+    """Prefill and decode of one kind of text, for both steps."""
+    _, engine = _engine(s, call.role)
+    out: dict[str, Any] = {"parts": {}, "tokens": [0.0, 0.0], "running": {}, "decode": 0.0, "exposed": 0.0}
+    prefill = compiled.get(f"{call.role} prefill") or compiled.get(f"{call.role} scoring")
+    seconds = [0.0, 0.0], [0.0, 0.0]
+    for i, (count, prompts) in enumerate(zip(call.counts, call.prompts)):
+        lengths = text_lengths(s, work, call.kind, count)
+        out["tokens"][i] = float(lengths.completions.sum())
+        if prefill is not None:
+            own = lengths.prompts[:prompts]
+            ran, visited = prefilled(own, engine)
+            cost = costs(prefill, s, kernels=splash_kernels(visited))
+            _add(figures, prefill, s, i, ran, cost)
+            seconds[0][i] = ran * cost["seconds"]
+        decode = compiled.get(f"{call.role} decode")
+        if decode is None:
+            continue
+        drain = drain_on_host(s, engine, lengths, count)
+        cost = costs(decode, s, trips=(engine.cfg.steps_per_dispatch,), kernels=decode_kernels(drain.read))
+        _add(figures, decode, s, i, drain.dispatches, cost)
+        seconds[1][i] = drain.dispatches * cost["seconds"]
+        out["decode"] += drain.dispatches * cost["seconds"]
+        out["exposed"] += drain.dispatches * cost["exposed_seconds"]
+        if i == 0:
+            out["running"][f"{call.kind}s"] = drain.rows
+    for name, part in zip(("prefill", "decode"), seconds):
+        if any(part):
+            out["parts"][f"{call.kind}s: {name}"] = (part[0], part[1])
+    return out
+
+
+def prefilled(prompts: np.ndarray, engine: Any) -> tuple[int, float]:
+    """Runs of the largest prefill that these prompts take, in order, and the share of its rows' causal blocks that splash visits.
+    Each host computes all of them."""
+    height, length = engine.variants[-1].shape
+    rows: list[list[int]] = [[]]
+    for n in prompts.tolist():
+        if sum(rows[-1]) + n > length:
+            rows.append([])
+        rows[-1].append(n)
+    runs = -(-len(rows) // height)
+    return runs, visited_share(rows, runs * height, length)
+
+
+def drain_on_host(s: Slice, engine: Any, lengths: Lengths, count: int) -> Drain:
+    """One host's share of the rows through its share of the slots."""
+    hosts = math.prod(s.mesh.shape[axis] for axis in ("data", "fsdp"))
+    classes = tuple((n // hosts, size) for n, size in engine.classes)
+    own = -(-count // hosts)
+    return drain_of(classes, lengths, own, engine.cfg.steps_per_dispatch, engine.cfg.read_lag)
+
+
+def _add(figures: dict[str, Figures], program: Program, s: Slice, i: int, runs: float, cost: Any = None) -> Figures:
+    """Count runs of a program in step i; its cost is that of its first use."""
+    if program.name not in figures:
+        figures[program.name] = Figures(
+            program.name, program.layers, program.exact, program.memory.peak, in_place=program.in_place,
+            warnings=len(program.warnings), **(cost or costs(program, s)),
+        )  # fmt: skip
+    before = figures[program.name].runs
+    after = (before[0] + runs, before[1]) if i == 0 else (before[0], before[1] + runs)
+    figures[program.name] = dataclasses.replace(figures[program.name], runs=after)
+    return figures[program.name]
+
+
+def chip_hours(s: Slice, step: Step) -> float:
+    """Of the config's run: its cycles of policy and rubric updates. Evaluation, checkpoints and dropped groups are left out."""
+    schedule = s.cfg.schedule
+    policy, rubric = step.seconds
+    order = schedule.order
+    updates = schedule.cycles * schedule.k
+    total = updates * ((order != "generator_only") * policy + (order != "policy_only") * rubric)
+    return total * s.chips / 3600

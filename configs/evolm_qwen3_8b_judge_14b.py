@@ -1,0 +1,24 @@
+"""The main experiment (evolm_qwen3_8b) with Qwen3-14B as its judge.
+
+    python run.py --config=configs/evolm_qwen3_8b_judge_14b.py --workdir=/mnt/shared/evolm_judge_14b \
+        --config.policy.source=/models/Qwen3-8B --config.judge.source=/models/Qwen3-14B --config.data.prompts=tulu3_prompts.jsonl
+
+Hardware: docs/performance.md ('Plans') names the smallest slices on which it is proven to fit; it was never run on a TPU.
+Expected: nothing is known; the paper judges with Qwen3-1.7B.
+"""
+
+import dataclasses
+
+from evolm_qwen3_8b import get_config as main
+
+from coevo_jax.config import Experiment
+
+
+def get_config() -> Experiment:
+    cfg = main()
+    judge = dataclasses.replace(
+        cfg.judge, source="/models/Qwen3-14B", weights="int8", length_classes=((16, 6144), (8, 12288), (4, 40960))
+    )
+    # Room for a judge of this size on v4:2x2x4
+    sampler = dataclasses.replace(cfg.sampler, slots=144, length_classes=((72, 3072), (48, 8192), (24, 19456)))
+    return dataclasses.replace(cfg, name="evolm_qwen3_8b_judge_14b", judge=judge, sampler=sampler)

@@ -1,0 +1,20 @@
+"""The main experiment (evolm_qwen3_8b) with Qwen3-32B as its judge.
+
+    python run.py --config=configs/evolm_qwen3_8b_judge_32b.py --workdir=/mnt/shared/evolm_judge_32b \
+        --config.policy.source=/models/Qwen3-8B --config.judge.source=/models/Qwen3-32B --config.data.prompts=tulu3_prompts.jsonl
+
+Hardware: docs/performance.md ('Plans') names the smallest slices on which it is proven to fit; it was never run on a TPU.
+Expected: nothing is known; the paper judges with Qwen3-1.7B.
+"""
+
+import dataclasses
+
+from evolm_qwen3_8b import get_config as main
+
+from coevo_jax.config import Experiment
+
+
+def get_config() -> Experiment:
+    cfg = main()
+    judge = dataclasses.replace(cfg.judge, source="/models/Qwen3-32B", length_classes=((32, 6144), (16, 12288), (8, 40960)))
+    return dataclasses.replace(cfg, name="evolm_qwen3_8b_judge_32b", judge=judge)

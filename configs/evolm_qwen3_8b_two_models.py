@@ -1,0 +1,23 @@
+"""The main experiment (evolm_qwen3_8b) with two models: the rubric generator has weights and an optimizer of its own.
+
+    python run.py --config=configs/evolm_qwen3_8b_two_models.py --workdir=/mnt/shared/evolm_two \
+        --config.policy.source=/models/Qwen3-8B --config.judge.source=/models/Qwen3-1.7B --config.data.prompts=tulu3_prompts.jsonl
+
+Hardware: docs/performance.md ('Plans') names the smallest slices on which it is proven to fit; it was never run on a TPU.
+Expected: as the main experiment, whose released code trains two models.
+"""
+
+import dataclasses
+
+from evolm_qwen3_8b import get_config as main
+
+from coevo_jax.config import Experiment, GeneratorConfig
+
+
+def get_config() -> Experiment:
+    cfg = main()
+    sampler = dataclasses.replace(cfg.sampler, slots=40, length_classes=((24, 3072), (12, 8192), (4, 19456)))
+    return dataclasses.replace(
+        cfg, name="evolm_qwen3_8b_two_models", generator=GeneratorConfig(mode="two", thinking=True), sampler=sampler,
+        judge=dataclasses.replace(cfg.judge, length_classes=((24, 6144), (8, 12288), (4, 40960))),
+    )  # fmt: skip
