@@ -24,6 +24,7 @@ from coevo_jax.mesh import RULES, batch_sharding, param_shardings, replicated
 from coevo_jax.models.forward import Params, forward, param_shapes
 from coevo_jax.models.logprobs import token_logprobs
 from coevo_jax.models.spec import ModelSpec
+from coevo_jax.sampler.programs import cpu_options
 
 Metrics = dict[str, jax.Array]
 
@@ -118,7 +119,8 @@ def make_update(spec: ModelSpec, optimizer: Optimizer, loss: Loss, cfg: Experime
         return state, {**metrics, **applied, "tokens/trained": batch.mask.sum().astype(jnp.float32)}
 
     out = None if mesh is None else (_state_shardings(spec, optimizer, mesh), replicated(mesh))
-    return jax.jit(update, donate_argnums=0, in_shardings=_in_shardings(mesh), out_shardings=out)
+    options = _compiler_options(mesh)
+    return jax.jit(update, donate_argnums=0, in_shardings=_in_shardings(mesh), out_shardings=out, compiler_options=options)
 
 
 def loss_config(cfg: Experiment) -> LossConfig:
@@ -136,7 +138,7 @@ def batch_logprobs(
         remat=u.remat, attention=u.attention, dtype=jnp.dtype(cfg.policy.dtype),
         mesh=mesh, parent_ids_BxT=batch.parent_ids if u.attention == "xla" else None,
     )  # fmt: skip
-    return token_logprobs(params, spec, hidden, batch.targets, temperature, u.logprob_chunk)
+    return token_logprobs(params, spec, hidden, batch.targets, temperature, u.logprob_chunk, u.vocab_tile)
 
 
 def summed_gradients(
@@ -190,7 +192,7 @@ def make_logprobs(spec: ModelSpec, cfg: Experiment, mesh: Mesh | None = None) ->
 
         return lax.fori_loop(0, _used(batch), step, jnp.zeros(batch.tokens.shape, jnp.float32))
 
-    jitted = jax.jit(run, in_shardings=_in_shardings(mesh))
+    jitted = jax.jit(run, in_shardings=_in_shardings(mesh), compiler_options=_compiler_options(mesh))
     # Without the log-probs of an earlier pass the structure, and so the program, is the same for every pass.
     return lambda params, batch, temperature: jitted(params, batch.replace(old_logp=None, ref_logp=None), temperature)
 
@@ -201,6 +203,12 @@ def make_logprobs(spec: ModelSpec, cfg: Experiment, mesh: Mesh | None = None) ->
 def rows_devices(mesh: Mesh | None) -> int:
     """Devices that the rows of a micro-batch are spread over."""
     return 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def _compiler_options(mesh: Mesh | None) -> dict[str, Any] | None:
+    """Those of the devices that will run the program, which need not be those of this machine (aot.py)."""
+    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    return cpu_options("DOT") if platform == "cpu" else None
 
 
 def _micro(batch: TokenBatch, i: jax.Array, mesh: Mesh | None) -> TokenBatch:
