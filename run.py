@@ -53,4 +53,7 @@ def _main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    from coevo_jax.huge_pages import restart_with_huge_pages
+
+    restart_with_huge_pages()
     sys.exit(main(sys.argv[1:]))

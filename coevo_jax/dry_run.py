@@ -121,7 +121,7 @@ def activation_bytes(spec: ModelSpec, cfg: Experiment) -> int:
     products = tokens * (2 * D + 2 * F + (spec.heads + 2 * spec.kv_heads) * spec.head_dim)
     scores = tokens * u.pack_length * spec.heads if u.attention == "xla" else 0
     others = tokens * (2 * D + 4 * F + (2 * spec.heads + spec.kv_heads) * spec.head_dim) + scores
-    logits = u.rows_per_micro * u.logprob_chunk * spec.vocab_size
+    logits = tokens * u.vocab_tile or u.rows_per_micro * u.logprob_chunk * spec.vocab_size
     kept, inner = (spec.layers if yes else 2 for yes in (u.remat != "full", u.remat == "none"))
     return 4 * (tokens * D * spec.layers + kept * products + inner * others + 2 * logits)
 

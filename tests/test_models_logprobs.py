@@ -33,9 +33,11 @@ def naive(params, spec, hidden, targets, temperature):
 
 
 @pytest.mark.parametrize(
-    ("tied", "chunk", "per_token"), [(True, 1, False), (True, 4, True), (False, 11, True), (False, 64, False)]
+    ("tied", "chunk", "per_token", "tile"),
+    [(True, 1, False, 0), (True, 4, True, 0), (False, 11, True, 0), (False, 64, False, 0)]
+    + [(True, 1, True, 16), (False, 1, False, 10), (True, 1, False, 64)],
 )
-def test_values_and_gradients_equal_the_naive_ones(tied, chunk, per_token):
+def test_values_and_gradients_equal_the_naive_ones(tied, chunk, per_token, tile):
     spec, params, hidden, targets = setup(tied)
     temperature = jnp.linspace(0.5, 1.5, B * T).reshape(B, T) if per_token else 0.7
     mix = jax.random.normal(jax.random.key(3), (2, B, T))
@@ -47,7 +49,7 @@ def test_values_and_gradients_equal_the_naive_ones(tied, chunk, per_token):
 
         return jax.value_and_grad(run, argnums=(0, 1), has_aux=True)(params, hidden)
 
-    (_, found), grads = total(lambda *a: token_logprobs(*a, chunk=chunk))
+    (_, found), grads = total(lambda *a: token_logprobs(*a, chunk=chunk, tile=tile))
     (_, expected), expected_grads = total(naive)
     for a, b in zip(jax.tree.leaves((found, grads)), jax.tree.leaves((expected, expected_grads))):
         assert a.dtype == jnp.float32
@@ -81,3 +83,13 @@ def test_no_array_of_batch_time_vocabulary_exists():
     text = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(params, hidden).compile().as_text()
     assert "f32[2,8,50]" in text
     assert not any(shape in text for shape in ("f32[2,88,50]", "f32[11,2,8,50]"))
+
+
+def test_tiles_hold_one_tile_of_logits():
+    spec, params, hidden, targets = setup(True)
+
+    def loss(params, hidden):
+        return token_logprobs(params, spec, hidden, targets, 1.0, tile=16)[0].sum()
+
+    text = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(params, hidden).compile().as_text()
+    assert f"f32[{B * T},16]" in text and f"f32[{B * T},50]" not in text and f"f32[{B},{T},50]" not in text

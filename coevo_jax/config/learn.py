@@ -54,4 +54,5 @@ class UpdateConfig:
     rows_per_micro: int = 4  # rows of one micro-batch (over all devices)
     remat: str = "full"  # none | dots | attention (kept; the rest made again) | full
     logprob_chunk: int = 128  # positions a step of the vocabulary scan
+    vocab_tile: int = 0  # instead: ids a step, all positions at once (CPU; one device's whole vocabulary); 0 = by positions
     attention: str = "xla"  # xla | splash

@@ -73,7 +73,14 @@ RANGES: dict[str, tuple[float, float]] = {
             *("advantage.epsilon", "advantage.max_resample", "loss.constant_length", "loss.clip_low", "loss.clip_high"),
             *("loss.kl_weight", "loss.tis_cap", "optimizer.lr", "generator.lr", "optimizer.warmup_steps", "optimizer.eps"),
             *("optimizer.weight_decay", "optimizer.grad_clip", "judge.retries", "compat.policy_rubric_temperature"),
-            *("compat.buffer_entries", "seed", "judge.max_prompt", "sampler.read_lag", "sampler.forced_tokens"),
+            *(
+                "compat.buffer_entries",
+                "seed",
+                "judge.max_prompt",
+                "sampler.read_lag",
+                "sampler.forced_tokens",
+                "update.vocab_tile",
+            ),
         ),
         (0, math.inf),
     ),
@@ -218,6 +225,12 @@ def _check_learn(cfg: Experiment) -> None:
         f"loss.aggregation=constant divides by loss.constant_length={cfg.loss.constant_length}",
         "loss.aggregation, loss.constant_length",
         "loss.constant_length of at least 1, for example answer.max_new_tokens",
+    )
+    _require(
+        cfg.update.vocab_tile == 0 or cfg.mesh.tensor == 1,
+        f"update.vocab_tile={cfg.update.vocab_tile} cuts a whole vocabulary, and mesh.tensor={cfg.mesh.tensor} shards it",
+        "update.vocab_tile, mesh.tensor",
+        "update.vocab_tile=0 (by update.logprob_chunk)",
     )
     for key in ("optimizer.b1", "optimizer.b2"):
         _require(get_at(cfg, key) < 1, f"{key}=1 is out of range", key, "below 1")

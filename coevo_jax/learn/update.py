@@ -17,7 +17,7 @@ from flax import struct
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from coevo_jax.config import Experiment, LossConfig, OptimizerConfig
+from coevo_jax.config import Experiment, LossConfig, OptimizerConfig, UpdateConfig
 from coevo_jax.errors import UserError
 from coevo_jax.learn.losses import Loss, count, drop_truncated
 from coevo_jax.learn.packing import TokenBatch
@@ -34,6 +34,7 @@ from coevo_jax.mesh import (
 from coevo_jax.models.forward import Params, forward, param_shapes
 from coevo_jax.models.logprobs import token_logprobs
 from coevo_jax.models.spec import ModelSpec
+from coevo_jax.sampler.programs import cpu_options
 
 Metrics = dict[str, jax.Array]
 
@@ -128,7 +129,8 @@ def make_update(spec: ModelSpec, optimizer: Optimizer, loss: Loss, cfg: Experime
         return state, {**metrics, **applied, "tokens/trained": batch.mask.sum().astype(jnp.float32)}
 
     out = None if mesh is None else (state_shardings(spec, optimizer, mesh, rules), replicated(mesh))
-    return jax.jit(update, donate_argnums=0, in_shardings=_in_shardings(mesh, rules), out_shardings=out)
+    options, places = _compiler_options(mesh), _in_shardings(mesh, rules)
+    return jax.jit(update, donate_argnums=0, in_shardings=places, out_shardings=out, compiler_options=options)
 
 
 def loss_config(cfg: Experiment) -> LossConfig:
@@ -146,24 +148,24 @@ def batch_logprobs(
         remat=u.remat, attention=u.attention, dtype=jnp.dtype(cfg.policy.dtype),
         mesh=mesh, rules=rules, parent_ids_BxT=batch.parent_ids if u.attention == "xla" else None,
     )  # fmt: skip
-    out = _head_logprobs(params, spec, hidden, batch.targets, temperature, u.logprob_chunk, mesh, rules)
+    out = _head_logprobs(params, spec, hidden, batch.targets, temperature, u, mesh, rules)
     return out if mesh is None else lax.with_sharding_constraint(out, batch_sharding(mesh, rules))
 
 
 def _head_logprobs(
-    params: Params, spec: ModelSpec, hidden: jax.Array, targets: jax.Array, temperature: Any, chunk: int, mesh: Mesh | None,
+    params: Params, spec: ModelSpec, hidden: jax.Array, targets: jax.Array, temperature: Any, cfg: UpdateConfig, mesh: Mesh | None,
     rules: ShardingRules,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """token_logprobs on each device's rows. Rows leave the axes over which the vocabulary is cut, and the head's other cuts are
     gathered once: left to itself XLA gathers them at every chunk of time, and sums the head's gradient over devices there."""
     axes = () if mesh is None else vocab_batch_sharding(mesh, rules).spec[0]
     if mesh is None or math.prod(mesh.shape[axis] for axis in axes) == 1:
-        return token_logprobs(params, spec, hidden, targets, temperature, chunk)
+        return token_logprobs(params, spec, hidden, targets, temperature, cfg.logprob_chunk, cfg.vocab_tile)
     head: Params = {name: params[name] for name in (("embed",) if spec.tied else ("unembed",))}
     own = PartitionSpec(axes)
 
     def run(head: Params, hidden: jax.Array, targets: jax.Array, temperature: Any) -> tuple[jax.Array, jax.Array]:
-        return token_logprobs(head, spec, hidden, targets, temperature, chunk)
+        return token_logprobs(head, spec, hidden, targets, temperature, cfg.logprob_chunk, cfg.vocab_tile)
 
     in_specs = (PartitionSpec(), own, own, PartitionSpec())
     shared = jax.shard_map(run, mesh=mesh, in_specs=in_specs, out_specs=own, axis_names=set(axes), check_vma=False)
@@ -233,7 +235,7 @@ def logprobs_program(spec: ModelSpec, cfg: Experiment, mesh: Mesh | None = None)
 
         return lax.fori_loop(0, _used(batch), step, jnp.zeros(batch.tokens.shape, jnp.float32))
 
-    return jax.jit(run, in_shardings=_in_shardings(mesh, rules))
+    return jax.jit(run, in_shardings=_in_shardings(mesh, rules), compiler_options=_compiler_options(mesh))
 
 
 # ------------------------------------------------------------------------------------------------ micro-batches and meshes
@@ -242,6 +244,12 @@ def logprobs_program(spec: ModelSpec, cfg: Experiment, mesh: Mesh | None = None)
 def rows_devices(mesh: Mesh | None, rules: ShardingRules = RULES) -> int:
     """Devices that the rows of a micro-batch are spread over."""
     return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in mesh_axes(rules.batch))
+
+
+def _compiler_options(mesh: Mesh | None) -> dict[str, Any] | None:
+    """Those of the devices that will run the program, which need not be those of this machine (aot.py)."""
+    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    return cpu_options("DOT") if platform == "cpu" else None
 
 
 def _micro(batch: TokenBatch, i: jax.Array, mesh: Mesh | None, rules: ShardingRules) -> TokenBatch:

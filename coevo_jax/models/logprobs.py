@@ -14,6 +14,7 @@ from jax import lax
 
 from coevo_jax.models.forward import Params, unembed
 from coevo_jax.models.spec import ModelSpec
+from coevo_jax.models.vocabulary import tiled_logprobs
 
 
 def token_logprobs(
@@ -23,17 +24,24 @@ def token_logprobs(
     targets_BxT: jax.Array,
     temperature: Any = 1.0,
     chunk: int = 128,
+    tile: int = 0,
 ) -> tuple[jax.Array, jax.Array]:
     """Log-prob of targets[b,t] under hidden[b,t] and the entropy there, both [B,T] float32, in nats.
 
     They are those of softmax(logits / temperature), the distribution drawn from; `temperature` is a number or [B,T], and 0
     (greedy) is taken as 1, as the sampler records it. `hidden` is final and normalised (`forward`); the caller shifts targets.
-    T need not be a multiple of `chunk`.
+    T need not be a multiple of `chunk`. tile > 0: all positions at once and the vocabulary in tiles (models/vocabulary.py), for a
+    head that is neither int8 nor sharded.
     """
     B, T = targets_BxT.shape
     C = max(1, min(chunk, T))
     divisor = jnp.asarray(temperature, jnp.float32)
     inverse = jnp.broadcast_to(1.0 / jnp.where(divisor == 0, jnp.float32(1.0), divisor), (B, T))
+    if tile > 0:
+        head_VxD = params["embed"] if spec.tied else params["unembed"].T
+        hidden_NxD = (hidden_BxTxD * inverse[..., None].astype(hidden_BxTxD.dtype)).reshape(B * T, -1)
+        logp, entropy = tiled_logprobs(head_VxD, hidden_NxD, targets_BxT.reshape(-1), min(tile, spec.vocab_size))
+        return logp.reshape(B, T), entropy.reshape(B, T)
     head: Params = {name: params[name] for name in ("embed", "unembed") if name in params}
 
     @jax.checkpoint

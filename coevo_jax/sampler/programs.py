@@ -72,13 +72,15 @@ class Programs:
 
 
 @functools.cache
-def cpu_options() -> dict[str, Any]:
-    """Compiler options of the sampler on a CPU: sums by YNNPACK, as jax 0.10.2 has it, but matrix products by Eigen, which is
-    faster for few rows. None where XLA doesn't know the option.
+def cpu_options(by_library: str = "REDUCE") -> dict[str, Any]:
+    """Compiler options on a CPU. jax 0.10.2 gives sums and matrix products to YNNPACK; these leave it one of the two.
+
+    REDUCE, of the sampler: products by Eigen, which is faster for few rows. DOT, of the update: sums in XLA's own loops, where
+    they join what is around them. None where XLA doesn't know the option.
     """
     if jax.default_backend() != "cpu":
         return {}
-    options: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
+    options: dict[str, Any] = {"xla_cpu_experimental_ynn_fusion_type": f"LIBRARY_FUSION_TYPE_{by_library}"}
     try:
         jax.jit(lambda x: x + 1).lower(np.float32(0)).compile(options)
     except (RuntimeError, ValueError):  # XlaRuntimeError: no such option, or no such value

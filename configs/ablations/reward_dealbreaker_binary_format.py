@@ -1,7 +1,7 @@
 """Reward design: the deal-breaker prompt (2 to 5 criteria), 1 where the better answer wins, else 0, with the format
 term.
 
-    python run.py --config=configs/ablations/reward_dealbreaker_binary_format.py --workdir=/mnt/shared/reward_dealbreaker_binary_format
+    python run.py --config=configs/ablations/reward_dealbreaker_binary_format.py --workdir=/mnt/shared/binary_format
     python run.py --config=configs/ablations/reward_dealbreaker_binary_format.py --config.scale=smoke
 
 Hardware: a slice that holds configs/evolm_qwen3_8b.py, whose other flags (sources, data) apply here too; never run on
