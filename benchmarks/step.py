@@ -104,7 +104,9 @@ def benchmark(args: argparse.Namespace, overrides: list[str]) -> dict[str, Any]:
         for name in turns:
             if name == "none":
                 continue
-            turns[name].append(our_turn(args, overrides, prompts) if name == "ours" else peer_turn(args, folder))
+            turns[name].append(
+                our_turn(args, overrides, prompts) if name == "ours" or folder is None else peer_turn(args, folder)
+            )
             steps, peak = turns[name][-1]
             for step in steps:
                 say(f"  {name:6} " + ", ".join(f"{k} {v:.1f}" for k, v in step.items()) + f"; peak {peak:.2f} GiB")

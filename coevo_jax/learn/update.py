@@ -153,8 +153,8 @@ def batch_logprobs(
 
 
 def _head_logprobs(
-    params: Params, spec: ModelSpec, hidden: jax.Array, targets: jax.Array, temperature: Any, cfg: UpdateConfig, mesh: Mesh | None,
-    rules: ShardingRules,
+    params: Params, spec: ModelSpec, hidden: jax.Array, targets: jax.Array, temperature: Any, cfg: UpdateConfig,
+    mesh: Mesh | None, rules: ShardingRules,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """token_logprobs on each device's rows. Rows leave the axes over which the vocabulary is cut, and the head's other cuts are
     gathered once: left to itself XLA gathers them at every chunk of time, and sums the head's gradient over devices there."""
