@@ -3,7 +3,7 @@
     python run.py --config=configs/evolm_qwen3_8b_judge_32b.py --workdir=/mnt/shared/evolm_judge_32b \
         --config.policy.source=/models/Qwen3-8B --config.judge.source=/models/Qwen3-32B --config.data.prompts=tulu3_prompts.jsonl
 
-Hardware: docs/performance.md ('Plans') names the smallest slices on which it is proven to fit; it was never run on a TPU.
+Hardware: sized for v5p:2x2x2 (docs/performance.md, 'Plans'; tpu/plan.py compiles it for a slice); it was never run on a TPU.
 Expected: nothing is known; the paper judges with Qwen3-1.7B.
 """
 

@@ -3,7 +3,7 @@
     python run.py --config=configs/evolm_qwen3_8b_two_models.py --workdir=/mnt/shared/evolm_two \
         --config.policy.source=/models/Qwen3-8B --config.judge.source=/models/Qwen3-1.7B --config.data.prompts=tulu3_prompts.jsonl
 
-Hardware: docs/performance.md ('Plans') names the smallest slices on which it is proven to fit; it was never run on a TPU.
+Hardware: sized for v4:2x2x4 (docs/performance.md, 'Plans'; tpu/plan.py compiles it for a slice); it was never run on a TPU.
 Expected: as the main experiment, whose released code trains two models.
 """
 

@@ -26,6 +26,7 @@ def slice_of(topology: str, *changes: str, layers: int = 2) -> Slice:
     return Slice(cfg, aot.topology(topology), layers)
 
 
+@pytest.mark.slow
 def test_an_update_gathers_the_head_once_and_writes_its_state_in_place(tmp_path):
     s = slice_of("v4:2x2x4")
     update = compile_one(s, "policy update", tmp_path, full=True)
@@ -51,8 +52,9 @@ def test_published_weights_travel_in_bfloat16(tmp_path):
     assert publish.memory.peak < 2.6 * copy + device_bytes(train_state(s, s.policy).params)
 
 
+@pytest.mark.slow
 def test_the_judge_decodes_on_its_own_host_and_a_plan_adds_up(tmp_path):
-    s = slice_of("v5p:2x2x2", "judge.length_classes=[[4,6144],[2,40960]]", "schedule.prompts=8")
+    s = slice_of("v5p:2x2x2", "judge.length_classes=4,6144;2,40960", "schedule.prompts=8")
     decode = compile_one(s, "judge decode", tmp_path, full=False)
     assert decode.exact and decode.in_place  # two layers alone need no line
     assert not [c for c in aot.collectives(decode.parts[0].read(), aot.hosts_of(s.mesh)) if c.crosses_hosts is not False]

@@ -193,6 +193,9 @@ def test_the_estimate_and_the_variants():
     assert estimate.scaled(((96, 3072), (1, 9)), 0.5, 4) == ((48, 3072), (4, 9))
     changed = search.overrides(s.cfg, dataclasses.replace(s.cfg, update=dataclasses.replace(s.cfg.update, remat="dots")))
     assert changed == ["--config.update.remat=dots"]
+    slots = dataclasses.replace(s.cfg.sampler, slots=6, length_classes=((4, 64), (2, 19456)))
+    flags = search.overrides(s.cfg, dataclasses.replace(s.cfg, sampler=slots))
+    assert flags == ["--config.sampler.slots=6", "--config.sampler.length_classes=4,64;2,19456"]  # as a command line takes them
     grown = search.grown(s.cfg, 8, 16)
     assert (grown.schedule.prompts, grown.update.rows_per_micro, grown.sampler.slots) == (16, 32, 384)
     with pytest.raises(UserError, match="do not grow"):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 from coevo_jax import aot
 from coevo_jax.config import Experiment
+from coevo_jax.config.override import print_config
 from coevo_jax.errors import UserError
 from coevo_jax.plan.compiled import Say, compile_all
 from coevo_jax.plan.estimate import estimate, scaled, variants
@@ -57,11 +57,8 @@ def _tried(
 
 def overrides(before: Experiment, after: Experiment) -> list[str]:
     """The flags that lead from one config to the other."""
-    from coevo_jax.config.override import get_at, key_types
-
-    keys = [k for k in key_types(Experiment) if get_at(before, k) != get_at(after, k)]
-    values = ((k, get_at(after, k)) for k in keys)
-    return [f"--config.{k}={json.dumps(v) if isinstance(v, tuple) else v}" for k, v in values]
+    lines = set(print_config(before).splitlines())
+    return [f"--config.{line}" for line in print_config(after).splitlines() if line not in lines]
 
 
 def scale(s: Slice, names: Sequence[str], work: Workload, cache: pathlib.Path, *, full: bool, say: Say) -> list[dict[str, Any]]:
@@ -108,6 +105,6 @@ def worst(before: Step, after: Step) -> dict[str, Any]:
         "program": program,
         "seconds": sum(after.parts[name]) / 2,
         "seconds_before": sum(before.parts.get(name, (0.0, 0.0))) / 2,
-        "collective": max(kinds, key=lambda k: kinds[k]) if kinds else "none: its products, which every host does whole",
+        "collective": max(kinds, key=lambda k: kinds[k]) if kinds else "none",
         "exposed_seconds": after.programs[program].exposed_seconds,
     }

@@ -255,8 +255,8 @@ def _sample(s: Slice, compiled: dict[str, Program], call: _Call, work: Workload,
         lengths = text_lengths(s, work, call.kind, count)
         out["tokens"][i] = float(lengths.completions.sum())
         if prefill is not None:
-            own = lengths.prompts[:prompts]
-            ran, visited = prefilled(own, engine)
+            hosts = math.prod(s.mesh.shape[axis] for axis in ("data", "fsdp"))
+            ran, visited = prefilled(lengths.prompts[: -(-prompts // hosts)], engine)
             cost = costs(prefill, s, kernels=splash_kernels(visited))
             _add(figures, prefill, s, i, ran, cost)
             seconds[0][i] = ran * cost["seconds"]
@@ -278,8 +278,8 @@ def _sample(s: Slice, compiled: dict[str, Program], call: _Call, work: Workload,
 
 
 def prefilled(prompts: np.ndarray, engine: Any) -> tuple[int, float]:
-    """Runs of the largest prefill that these prompts take, in order, and the share of its rows' causal blocks that splash visits.
-    Each host computes all of them."""
+    """Runs of the largest prefill that one host's prompts take, in order, and the share of its rows' causal blocks that splash
+    visits. A process prefills what its own slots need."""
     height, length = engine.variants[-1].shape
     rows: list[list[int]] = [[]]
     for n in prompts.tolist():
