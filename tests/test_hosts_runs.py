@@ -232,6 +232,7 @@ def test_a_killed_process_ends_the_others_and_the_run_goes_on(
         begin = time.monotonic()
         codes = run.finish(60)
         seconds = time.monotonic() - begin
+    print(f"\nprocess {victim} of 2 killed, run.dead_after_s=5: the other one ended {seconds:.1f} s later")
     assert codes[1 - victim] == LOST and seconds < 30, (codes, seconds, run.said())
     told = run.said(1 - victim).splitlines()[-1]
     assert told.startswith(f"[process {1 - victim}] ends: ") and f"process {victim}" in told, told
