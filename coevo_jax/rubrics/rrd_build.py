@@ -106,8 +106,8 @@ def _as_json(rubric: Rubric) -> dict[str, Any]:
 
 def _of_json(value: Mapping[str, Any]) -> Refined:
     """What the folder keeps, as it was."""
-    items = list(value["items"])
-    return Refined(items, np.asarray(value["votes"], np.float64).reshape(-1, len(items)), dict(value["counts"]), value["detail"])
+    votes = np.asarray(value["votes"], np.float64).reshape(len(value["votes"]), len(value["items"]))
+    return Refined(list(value["items"]), votes, dict(value["counts"]), value["detail"])
 
 
 def check_record(record: Mapping[str, Any], place: str) -> None:
