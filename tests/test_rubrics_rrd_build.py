@@ -90,13 +90,13 @@ def test_a_model_of_ours_is_asked_with_noise_of_the_prompt(tmp_path):
 
 def test_the_program_writes_what_run_py_reads(tmp_path, capsys):
     source, output = tmp_path / "in.jsonl", tmp_path / "out" / "rrd.jsonl"
-    source.write_text(json.dumps(record() | {"id": "one", "more": 1}) + "\n" + json.dumps(record("bad")) + "\n")
+    source.write_text(json.dumps(record() | {"id": "one", "more": 1}) + "\n" + json.dumps(record("Unwritable")) + "\n")
     one = World(["a", "b"], {"a": 2, "b": 1})
 
     def script(h, body, number):
         text = body["messages"][-1]["content"]
         if "<answers" in text:
-            h.send(completion("no items" if "bad" in text else json.dumps({"items": ["a", "b"]})))
+            h.send(completion("no items" if "Unwritable" in text else json.dumps({"items": ["a", "b"]})))
         elif "Criterion:" in text:
             item = text.split("Criterion: ")[1].split("\n")[0]
             answer = text.split("<answer ")[1].split("\n")[1]
