@@ -266,7 +266,7 @@ def _make_judge(
     tokenizer = ChatTokenizer.load(model.folder)
     if cfg.judge.protocol == SCALAR:
         how = cfg.judge.dtype, cfg.update.attention, engines.mesh
-        reward = RewardModel(model.spec, model.params, tokenizer, cfg.sampler, *how)
+        reward = RewardModel(model.spec, model.params, tokenizer, judge_sampler(cfg.sampler, cfg.judge), *how)
         return ScalarJudge(cfg.judge, reward), {"judge": model.params}
     engine = engines.get(model.spec, tokenizer.stop_ids, judge=True)
     return make_judge(cfg.judge, engine, model.params, tokenizer, cfg.seed), {"judge": model.params}

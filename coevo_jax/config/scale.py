@@ -34,6 +34,8 @@ SMOKE: dict[str, Any] = {
     "rubric_sampling.max_new_tokens": 48,
     "question_sampling.max_new_tokens": 24,
     "judge.sampling.max_new_tokens": 32,
+    "judge.max_prompt": 0,
+    "judge.length_classes": (),
     "update.pack_length": 512,
     "update.max_segments": 4,
     "update.rows_per_micro": 2,

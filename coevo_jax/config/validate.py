@@ -435,11 +435,13 @@ def _check_judge(cfg: Experiment) -> None:
         _require(not api_model(cfg.judge.source), f"judge.source={cfg.judge.source!r} serves no scalar head", "judge.source",
                  "a Hugging Face folder with score.weight")  # fmt: skip
         needed = cfg.data.max_prompt_tokens + cfg.answer.max_new_tokens
+        limit = cfg.judge.max_prompt or cfg.sampler.max_prompt
+        key = "judge.max_prompt" if cfg.judge.max_prompt else "sampler.max_prompt"
         _require(
-            cfg.sampler.max_prompt >= needed,
-            f"the reward model reads prompt and answer, up to {needed} tokens, and sampler.max_prompt={cfg.sampler.max_prompt}",
-            "sampler.max_prompt, data.max_prompt_tokens, answer.max_new_tokens",
-            f"sampler.max_prompt of at least {needed}: an answer that doesn't fit would never be scored",
+            limit >= needed,
+            f"the reward model reads prompt and answer, up to {needed} tokens, and {key}={limit}",
+            f"{key}, data.max_prompt_tokens, answer.max_new_tokens",
+            f"{key} of at least {needed}: an answer that doesn't fit would never be scored",
         )
         _require(cfg.judge.weights == "full", f"judge.weights={cfg.judge.weights} is not made for reward models",
                  "judge.weights", "judge.weights=full")  # fmt: skip
