@@ -36,7 +36,7 @@ def test_an_update_gathers_the_head_once_and_writes_its_state_in_place(tmp_path)
     weights = 2 * 3 * s.policy.hidden_size * s.policy.mlp_size  # bytes of a layer's feed-forward in bfloat16
     assert inner and max(c.bytes for c in inner) <= weights  # neither the head (1.2 GB) nor its gradient is moved there
     assert not [c for c in found if c.kind == "all-reduce" and c.bytes > 32 * MIB and len(c.loops.bodies) > 1]
-    assert update.memory.peak < 6 * GIB
+    assert update.memory.peak < 6.25 * GIB
     again = compile_one(s, "policy update", tmp_path, full=True)  # from the figures that were kept
     assert again.memory == update.memory and again.parts[0].text == update.parts[0].text
 
