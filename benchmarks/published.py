@@ -30,7 +30,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from coevo_jax import aot
 from coevo_jax.config import Experiment, LossConfig, MeshConfig, ModelConfig, OptimizerConfig, SamplerConfig, UpdateConfig
-from coevo_jax.cost import Cost, Network, decode_kernels, mfu, program_cost, useful_update_flops
+from coevo_jax.cost import Cost, Network, decode_kernels, mfu, product_parameters, program_cost, useful_update_flops
 from coevo_jax.errors import UserError
 from coevo_jax.learn.losses import sft_loss
 from coevo_jax.learn.packing import TokenBatch
@@ -64,7 +64,7 @@ def maxtext(scale: int) -> ModelSpec:
 @dataclasses.dataclass(frozen=True)
 class Update:
     """A measured training step. rows: of a chip; micro: micro-batches they are cut into. seconds, or TFLOP/s a chip as MaxText
-    counts them: 6 x all parameters x tokens + 12 x layers x heads x head_dim x T^2 x rows (tflops)."""
+    counts them: 6 x parameters of products x tokens + 12 x layers x heads x head_dim x T^2 x rows (tflops)."""
 
     name: str
     topology: str
@@ -85,8 +85,8 @@ class Update:
         if self.seconds:
             return self.seconds
         s, tokens = self.spec, self.rows * self.length
-        parameters = sum(int(np.prod(i.shape)) for i in jax.tree.leaves(param_shapes(s), is_leaf=_is_info))
-        return (6 * parameters * tokens + 12 * s.layers * s.heads * s.head_dim * self.length * tokens) / (self.tflops * 1e12)
+        attention = 12 * s.layers * s.heads * s.head_dim * self.length
+        return tokens * (6 * product_parameters(s) + attention) / (self.tflops * 1e12)
 
 
 @dataclasses.dataclass(frozen=True)
