@@ -165,7 +165,7 @@ def _state(spec: ModelSpec, optimizer: Optimizer, mesh: Mesh) -> TrainState:
     return TrainState(jax.tree.map(_placed_one, state.params, shardings), moments, _placed_one(state.step, whole))
 
 
-def _placed_one(x: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+def _placed_one(x: Any, sharding: Any) -> Any:
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
 
