@@ -2,8 +2,8 @@
 
 The conversation is rendered by the model's own template, without a system prompt of ours and without the head of a further turn;
 its last token is where the head is read. Pairs are packed into rows of a few compiled lengths, each pair seeing itself alone; one
-that is longer than `judge.max_prompt` (0: `sampler.max_prompt`) is refused, never cut. The verdict is the raw logit, or its sigmoid
-(judge.scalar).
+that is longer than `judge.max_prompt` (0: `sampler.max_prompt`) is refused, never cut. The verdict is the raw logit, or its
+sigmoid (judge.scalar).
 
 Axes: B rows, T positions of a row, M sequences of a batch.
 """
@@ -166,6 +166,4 @@ class ScalarJudge:
 
     def _refused(self, ids: Sequence[int]) -> Verdict:
         limit = self.instrument.limit
-        return failed(
-            "refused", f"a conversation of {len(ids)} tokens, more than {limit} (judge. or sampler.max_prompt)"
-        )
+        return failed("refused", f"a conversation of {len(ids)} tokens, more than {limit} (judge. or sampler.max_prompt)")
