@@ -128,7 +128,9 @@ class Watchdog:
             # It may be a collective that another's end broke: then the thread finds out whose, and ends this process first.
             if "Gloo" in str(error) or type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError"):
                 print(f"[process {self.index}] {_first_line(error)}", file=sys.stderr, flush=True)
-                time.sleep(self.dead_after + 4 * self.interval)
+                time.sleep(self.dead_after + 8 * self.interval)
+                while self._over:  # it has, and ends this process in a moment
+                    time.sleep(self.interval)
             traceback.print_exception(error)
         elif isinstance(error, UserError):
             print(f"error: {error}", file=sys.stderr, flush=True)

@@ -236,7 +236,7 @@ def test_a_killed_process_ends_the_others_and_the_run_goes_on(
     assert codes[1 - victim] == LOST and seconds < 30, (codes, seconds, run.said())
     told = run.said(1 - victim).splitlines()[-1]
     assert told.startswith(f"[process {1 - victim}] ends: ") and f"process {victim}" in told, told
-    assert re.search(r"last heard at '[a-z ]+' of update [12], for \d+ s", told), told
+    assert re.search(r"last heard at '[a-z ]+' of update [0-3], for \d+ s", told), told
     assert "goes on from the last checkpoint" in told
     assert len(rows_of(tmp_path / "run")) in (2, 3)
 
@@ -261,13 +261,13 @@ def test_a_process_that_hangs_is_named_with_its_stage(tmp_path: pathlib.Path) ->
         run.until(1, "mark batch 1")
         run.children[1].send_signal(signal.SIGSTOP)
         assert run.children[0].wait(timeout=60) == LOST
-        assert "no sign of life from process 1 for 5 s" in run.said(0).splitlines()[-1]
+        assert re.search(r"no sign of life from process 1 for [56] s: ", run.said(0).splitlines()[-1]), run.said(0)
     verifier = tmp_path / "slow_verifier.py"
     verifier.write_text(
         "import os, time\n\ndef score(record, text):\n"
         "    time.sleep(600 if '--process_id=1' in open('/proc/self/cmdline').read() else 0)\n    return float(len(text) % 2)\n"
     )
-    own = ("schedule.mode=verifiable", "schedule.verifier=slow_verifier:score", "run.hang_after_s=10", "loss.kl_weight=0")
+    own = ("schedule.mode=verifiable", "schedule.verifier=slow_verifier:score", "run.hang_after_s=40", "loss.kl_weight=0")
     path = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{path}"
     try:
@@ -292,11 +292,10 @@ def test_one_signal_stops_all_and_an_error_of_one_ends_all(two: pathlib.Path, tm
 
     with started(tmp_path / "full", 2) as run:
         run.until(0, "mark batch 1")
-        (tmp_path / "full" / "rollouts").chmod(0o500)
-        shutil.rmtree(tmp_path / "full" / "rollouts", ignore_errors=True)
+        (tmp_path / "full" / "rollouts").rename(tmp_path / "full" / "moved")
         (tmp_path / "full" / "rollouts").write_text("in the way")
         codes = run.finish()
-    assert sorted(codes) in ([2, 2], [2, LOST]), run.said()
+    assert 2 in codes and set(codes) <= {2, LOST}, (codes, run.said())
     assert "error: could not write the rollouts" in run.said()
 
 
