@@ -68,13 +68,15 @@ class Processes:
 
 
 @contextlib.contextmanager
-def started(folder: pathlib.Path, count: int, *overrides: str, last: tuple[str, ...] = ()) -> Iterator[Processes]:
+def started(
+    folder: pathlib.Path, count: int, *overrides: str, last: tuple[str, ...] = (), program: pathlib.Path = REPO / "run.py"
+) -> Iterator[Processes]:
     """`count` processes of one run; what is left of them is killed at the end. last: further overrides of the last one alone."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
     env = {**os.environ, "COEVO_MARKS": "1", "PYTHONUNBUFFERED": "1", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-    command = [sys.executable, str(REPO / "run.py"), f"--config={REPO / 'configs/tiny.py'}", f"--workdir={folder}"]
+    command = [sys.executable, str(program), f"--config={REPO / 'configs/tiny.py'}", f"--workdir={folder}"]
     command += [f"--config.{o}" for o in (*SHORT, "run.dead_after_s=5", *overrides)]
     group = [f"--processes={count}", f"--coordinator=localhost:{port}", "--verbose"]
     children, logs = [], []
@@ -92,8 +94,8 @@ def started(folder: pathlib.Path, count: int, *overrides: str, last: tuple[str, 
             child.wait()
 
 
-def whole_run(folder: pathlib.Path, count: int, *overrides: str) -> pathlib.Path:
-    with started(folder, count, *overrides) as run:
+def whole_run(folder: pathlib.Path, count: int, *overrides: str, program: pathlib.Path = REPO / "run.py") -> pathlib.Path:
+    with started(folder, count, *overrides, program=program) as run:
         assert run.finish() == [0] * count, run.said()
     return folder
 
@@ -207,14 +209,20 @@ def test_four_processes_do_what_one_does(one: pathlib.Path, tmp_path: pathlib.Pa
 @pytest.mark.slow
 def test_a_judge_of_weights_and_a_warm_up_on_two_processes(tmp_path: pathlib.Path) -> None:
     """The judge's weights on every process; supervised rows and cut-off rubrics; slots that do not divide evenly."""
+    program = tmp_path / "run_world.py"  # the small world's vocabulary lacks yes and no
+    program.write_text(
+        f"import sys\nsys.path.insert(0, {str(REPO)!r})\nfrom coevo_jax.judges import criterion_logits\nimport run\n"
+        "criterion_logits.yes_no_forms = lambda tokenizer: ([2], [57, 58, 14, 12])\nsys.exit(run.main(sys.argv[1:]))\n"
+    )
     own = ("judge.source=tiny", "judge.protocol=criterion_logits", "judge.min_yes_no_mass=0", "warmup.updates=1")
+    own = (*own, "sampler.max_prompt=256", "update.pack_length=256")
     own = (*own, "warmup.batch=5", "schedule.prompts=3", "schedule.cycles=1", "warmup.lr=1e-4")
-    alone, both = (whole_run(tmp_path / f"run{count}", count, *own) for count in (1, 2))
+    alone, both = (whole_run(tmp_path / f"run{count}", count, *own, program=program) for count in (1, 2))
     ours, theirs = rows_of(both), rows_of(alone)
     assert [row["stage"] for row in ours] == ["warmup", "policy", "rubric"]
     assert_close(ours[0], theirs[0], 1e-5)
     drawn, wanted = ([r["completion_ids"] for r in read_rollouts(folder / "rollouts", 1)] for folder in (both, alone))
-    assert drawn == wanted
+    assert drawn == wanted and ours[1]["judge/score/std"] > 0 and ours[1]["groups/kept"] > 0
     assert_close(ours[1], theirs[1], 1e-4)
 
 
