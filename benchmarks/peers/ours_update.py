@@ -30,18 +30,13 @@ from coevo_jax.learn.update import init_state, make_optimizer, make_update  # no
 from coevo_jax.models.load import load_model  # noqa: E402
 
 PRODUCT_ROWS, PRODUCT_SECONDS = 512, 3.0
-SEGMENTS = 8  # most sequences of a packed row
 
 
 def update_config(lengths: list[int], rows: int, overrides: list[str]) -> UpdateConfig:
-    """Two micro-batches: of half of the even rows each, or of two rows of mixed lengths, just long enough that four hold all."""
-    even, length = len(set(lengths)) == 1, max(lengths)
-    while not even and len(first_fit(lengths, length, SEGMENTS)) > 4:
-        length += 8
-    base = UpdateConfig(
-        pack_length=length, max_segments=1 if even else SEGMENTS, rows_per_micro=max(rows // 2, 1) if even else 2,
-        remat="dots", vocab_tile=2048, share_prefix=False,
-    )  # fmt: skip
+    """Rows as long as the longest sequence; at most `rows` of them a micro-batch, and no more than packing fills."""
+    most = 1 if len(set(lengths)) == 1 else 8
+    packed = min(rows, len(first_fit(lengths, max(lengths), most)))
+    base = UpdateConfig(pack_length=max(lengths), max_segments=most, rows_per_micro=packed, remat="dots", share_prefix=False)
     return apply_overrides(base, overrides)
 
 

@@ -21,13 +21,11 @@ from jax.sharding import Mesh
 
 from coevo_jax.mesh import RULES, ShardingRules, array_sharding, batch_sharding, mesh_axes, vocab_batch_sharding
 from coevo_jax.models.attention import KEPT, packed_attention
-from coevo_jax.models.dense import NAME, flat_product
 from coevo_jax.models.quantize import product, rows
 from coevo_jax.models.rope import rope_tables, rotate
 from coevo_jax.models.spec import ModelSpec
 
 Params = dict[str, Any]
-Dense = Callable[[str, jax.Array, Any], jax.Array]  # einsum of an equation, tokens and a weight
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,11 +112,11 @@ def unembed(params: Params, spec: ModelSpec, hidden: jax.Array) -> jax.Array:
 
 
 def attention_inputs(
-    layer: Params, spec: ModelSpec, x_BxTxD: jax.Array, cos_BxTxh: jax.Array, sin_BxTxh: jax.Array, dense: Dense = product
+    layer: Params, spec: ModelSpec, x_BxTxD: jax.Array, cos_BxTxh: jax.Array, sin_BxTxh: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Rotated q [B,T,H,d], rotated k [B,T,K,d] and v [B,T,K,d] of one layer."""
     x = rms_norm(x_BxTxD, layer["attn_norm"], spec.norm_eps) if spec.norm_placement == "pre" else x_BxTxD
-    q, k, v = (dense("BTD,DHd->BTHd", x, layer[name]) for name in "qkv")
+    q, k, v = (product("BTD,DHd->BTHd", x, layer[name]) for name in "qkv")
     if spec.qkv_bias:
         q, k, v = (y + layer[n][None, None].astype(y.dtype) for y, n in ((q, "q_bias"), (k, "k_bias"), (v, "v_bias")))
     if spec.qk_norm != "none":
@@ -128,21 +126,19 @@ def attention_inputs(
     return rotate(q, cos_BxTxh, sin_BxTxh), rotate(k, cos_BxTxh, sin_BxTxh), v
 
 
-def attention_output(
-    layer: Params, spec: ModelSpec, x_BxTxD: jax.Array, attended_BxTxHxd: jax.Array, dense: Dense = product
-) -> jax.Array:
+def attention_output(layer: Params, spec: ModelSpec, x_BxTxD: jax.Array, attended_BxTxHxd: jax.Array) -> jax.Array:
     """Residual stream after the attention block."""
-    y = dense("BTHd,HdD->BTD", attended_BxTxHxd, layer["o"])
+    y = product("BTHd,HdD->BTD", attended_BxTxHxd, layer["o"])
     if spec.norm_placement == "post":
         y = rms_norm(y, layer["post_attn_norm"], spec.norm_eps)
     return x_BxTxD + y
 
 
-def mlp_block(layer: Params, spec: ModelSpec, x_BxTxD: jax.Array, dense: Dense = product) -> jax.Array:
+def mlp_block(layer: Params, spec: ModelSpec, x_BxTxD: jax.Array) -> jax.Array:
     """Residual stream after the gated feed-forward block."""
     x = rms_norm(x_BxTxD, layer["mlp_norm"], spec.norm_eps) if spec.norm_placement == "pre" else x_BxTxD
-    gate, up = (dense("BTD,DF->BTF", x, layer[name]) for name in ("gate", "up"))
-    y = dense("BTF,FD->BTD", jax.nn.silu(gate) * up, layer["down"])
+    gate, up = (product("BTD,DF->BTF", x, layer[name]) for name in ("gate", "up"))
+    y = product("BTF,FD->BTD", jax.nn.silu(gate) * up, layer["down"])
     if spec.norm_placement == "post":
         y = rms_norm(y, layer["post_mlp_norm"], spec.norm_eps)
     return x_BxTxD + y
@@ -190,25 +186,23 @@ def forward(
     x = _embed_rows(params, tokens_BxT, dtype, mesh, rules)
     cos, sin = rope_tables(spec, positions_BxT)
 
-    dense = flat_product if mesh is None else product
     attend: Callable[..., jax.Array] = functools.partial(
         packed_attention, choice=attention, windows=spec.windows, mesh=mesh, dealt=mesh_axes(rules.batch)
     )
 
     def block(x: jax.Array, scanned: tuple[Params, dict[str, jax.Array]]) -> tuple[jax.Array, None]:
         layer, constants = scanned
-        q, k, v = attention_inputs(layer, spec, x, cos[constants["rope"]], sin[constants["rope"]], dense)
+        q, k, v = attention_inputs(layer, spec, x, cos[constants["rope"]], sin[constants["rope"]])
         window = constants["window"] if spec.windows else None
         attended = attend(q, k, v, positions_BxT, segment_ids_BxT, window, parents=parent_ids_BxT)
         attended = checkpoint_name(attended, KEPT) if attention == "xla" else attended  # splash names its own residuals
-        x = attention_output(layer, spec, x, attended, dense)
-        return mlp_block(layer, spec, x, dense), None
+        x = attention_output(layer, spec, x, attended)
+        return mlp_block(layer, spec, x), None
 
     if remat != "none":
-        policies = jax.checkpoint_policies
         kept = {
-            "dots": policies.save_only_these_names(NAME) if mesh is None else policies.dots_with_no_batch_dims_saveable,
-            "attention": policies.save_only_these_names(KEPT),
+            "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+            "attention": jax.checkpoint_policies.save_only_these_names(KEPT),
         }.get(remat)
         block = jax.checkpoint(block, prevent_cse=False, policy=kept)
     x, _ = lax.scan(block, x, (params["layers"], layer_constants(spec)))
