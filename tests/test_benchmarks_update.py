@@ -52,7 +52,7 @@ def test_updates_take_turns_with_the_shared_script(stand_ins, capsys):
     assert found["ratio"] == 4 / 2 and found["ratio_range"] == [2, 2] and found["ratio_mixed"] == 4
     assert found["product_share"] == pytest.approx(4 * 64 * 6 * 5 / 6e3) and found["matmul_gflops"] == [6e-6, 6e-6]
     assert found["loss_difference"] == pytest.approx(0.01 / 1.01) and found["ours_peak_gib"] == 3.0
-    assert 0 < found["torch_peak_gib"] < 1  # of the stand-in's own process
+    assert 0 < found["torch_peak_gib"] < 64  # the stand-in's; a child counts the memory of the process that it was forked from
     order = [line.split()[0] for line in lines if line.startswith("  ")]
     assert order == ["ours", "torch", "ours_mixed", "torch_mixed"] * 2
 
