@@ -80,7 +80,7 @@ def test_an_ablation_changes_what_it_says_and_is_what_its_name_says(path: pathli
         assert cfg.rubric.prompt == f"rubric_{prompt}" and cfg.rubric.reward == reward and (cfg.rubric.alpha < 1) == bool(fmt)
 
 
-@pytest.mark.parametrize("path", [MAIN, *ABLATIONS], ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", [MAIN, *(pytest.param(p, marks=pytest.mark.slow) for p in ABLATIONS)], ids=lambda p: p.stem)
 def test_it_runs_shrunk(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Two updates a phase through sampler, parser, judge, replay buffer and update. The small model can't follow real prompts:
     most rubrics are invalid, which is an outcome, and few groups have two rewards."""

@@ -19,7 +19,7 @@ SCRIPTS = ["create", "setup", "launch", "status", "logs", "stop", "delete", "res
 ODD = ["--config=configs/a b.py", '--config.x=it\'s "quoted"', "$HOME `id` $(id)", "*", "back\\slash", "new\nline", "ü&;|<>", ""]
 RUN = ["--config=configs/tiny.py", "--workdir=/mnt/shared/runs/a"]
 JOINED = ["--processes=auto", *RUN]  # what run.py gets
-pytestmark = pytest.mark.skipif(shutil.which("flock") is None, reason="flock is absent")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("flock") is None, reason="flock is absent")]
 
 
 class Cloud:

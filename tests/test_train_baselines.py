@@ -69,7 +69,11 @@ def check_run(done, protocol):
 
 @pytest.mark.parametrize(
     ("protocol", "overrides"),
-    [("likert", NO_RUBRIC), ("rar_implicit", PREDEFINED), ("rar_explicit", PREDEFINED), ("rar_explicit", ())],
+    [("rar_explicit", PREDEFINED)]
+    + [
+        pytest.param(*x, marks=pytest.mark.slow)
+        for x in (("likert", NO_RUBRIC), ("rar_implicit", PREDEFINED), ("rar_explicit", ()))
+    ],
 )
 def test_judges_that_write(tmp_path, protocol, overrides):
     done = run(tmp_path / "run", *TWO, *MODEL, *overrides, f"judge.protocol={protocol}")
