@@ -64,9 +64,7 @@ def test_a_judge_behind_an_endpoint_and_the_oracle_stay() -> None:
 def test_an_ablation_changes_what_it_says_and_is_what_its_name_says(path: pathlib.Path) -> None:
     main, cfg = load_config(str(MAIN)), load_config(str(path))
     validate(cfg)
-    group = {"reward": "rubric.", "k": "schedule.", "signal": "pairs.", "gap": "pairs.", "frozen": "generator."}[
-        path.stem.split("_")[0]
-    ]
+    group = {"reward": "rubric.", "k": "schedule.", "signal": "pairs.", "gap": "pairs."}[path.stem.split("_")[0]]
     changed = [key for key in diff(main, cfg) if key != "name"]
     assert cfg.name == path.stem and changed and all(key.startswith(group) for key in changed)
     if group == "schedule.":
@@ -88,6 +86,5 @@ def test_it_runs_shrunk(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
     with shared_programs():
         assert train(cfg, str(tmp_path / "run"), Recorder())
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
-    roles = ["policy", "policy"] if cfg.generator.frozen else ["policy", "policy", "rubric", "rubric"]
-    assert [row["role"] for row in rows] == roles
+    assert [row["role"] for row in rows] == ["policy", "policy", "rubric", "rubric"]
     assert all(row["tokens/sampled"] > 0 for row in rows)
