@@ -16,6 +16,7 @@ from coevo_jax.judges import JUDGE_PROMPTS
 from coevo_jax.judges.scalar import RewardModel
 from coevo_jax.methods.stage import Step
 from coevo_jax.methods.supervised import sft_batch
+from coevo_jax.models.remat import kept_bytes
 from coevo_jax.models.spec import ModelSpec
 from coevo_jax.progress import RunConsole
 from coevo_jax.sampler import Engine
@@ -114,16 +115,20 @@ def kv_bytes(engine: Engine) -> int:
 
 
 def activation_bytes(spec: ModelSpec, cfg: Experiment) -> int:
-    """What the forward pass keeps for the gradient, and a chunk of logits, all in float32: the residual stream and, with 'dots',
-    the products of every layer; all else of the one in work (and the one before it), or of all layers without remat."""
+    """What the forward pass keeps for the gradient, and a chunk of logits, all in float32: the residual stream and what
+    update.remat names of every layer; all else of the one in work (and the one before it), or of all layers without remat."""
     u, D, F = cfg.update, spec.hidden_size, spec.mlp_size
     tokens = u.rows_per_micro * u.pack_length
     products = tokens * (2 * D + 2 * F + (spec.heads + 2 * spec.kv_heads) * spec.head_dim)
     scores = tokens * u.pack_length * spec.heads if u.attention == "xla" else 0
     others = tokens * (2 * D + 4 * F + (2 * spec.heads + spec.kv_heads) * spec.head_dim) + scores
     logits = tokens * u.vocab_tile or u.rows_per_micro * u.logprob_chunk * spec.vocab_size
-    kept, inner = (spec.layers if yes else 2 for yes in (u.remat != "full", u.remat == "none"))
-    return 4 * (tokens * D * spec.layers + kept * products + inner * others + 2 * logits)
+    if u.remat in ("none", "dots"):
+        kept, inner = products * spec.layers, spec.layers if u.remat == "none" else 2
+    else:
+        named = tokens * round(kept_bytes(spec, u.remat) / 2 - D)
+        kept, inner = named * spec.layers + 2 * products, 2
+    return 4 * (tokens * D * spec.layers + kept + inner * others + 2 * logits)
 
 
 def _bytes(tree: Any) -> int:

@@ -2,7 +2,7 @@
 
 Mesh axes: `data` (batch only), `fsdp` (batch, and parameters cut along their model dimension), `tensor` (heads, feed-forward,
 vocabulary). One mesh serves training and decoding by different rules: a decoding host holds all weights over its own chips, and
-training may deal rows and weights to all chips (`FSDP_RULES`).
+training may deal rows and weights to all chips (`FSDP_RULES`), or a row's time to a host's chips (`CONTEXT_RULES`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ DECODE_RULES = ShardingRules(embed=None, table=None)  # decoding reads every wei
 # Rows over every chip, and a layer's weights gathered when it is their turn: a row of 18,432 tokens gives a chip more work than
 # the gathering takes time, where sums over `tensor` after each block do not hide. The head stays cut by vocabulary.
 FSDP_RULES = ShardingRules(batch=("data", "fsdp", "tensor"), embed=("fsdp", "tensor"), heads=None, kv_heads=None, mlp=None)
-TRAIN_RULES = {"tensor": RULES, "fsdp": FSDP_RULES}
+# A row's time over `tensor` (context parallelism): what a chip keeps of a long row shrinks with it, and its keys and values are
+# gathered inside the host. Weights lie as in FSDP_RULES.
+CONTEXT_RULES = dataclasses.replace(FSDP_RULES, batch=("data", "fsdp"), time="tensor")
+TRAIN_RULES = {"tensor": RULES, "fsdp": FSDP_RULES, "context": CONTEXT_RULES}
 
 
 def train_rules(cfg: MeshConfig) -> ShardingRules:
@@ -119,6 +122,11 @@ def param_shardings(infos: Any, mesh: Mesh, rules: ShardingRules = RULES) -> Any
 def batch_sharding(mesh: Mesh, rules: ShardingRules = RULES) -> NamedSharding:
     """Arrays [B, ...]: rows over data and fsdp."""
     return NamedSharding(mesh, partition_spec(("batch",), rules))
+
+
+def token_sharding(mesh: Mesh, rules: ShardingRules = RULES) -> NamedSharding:
+    """Arrays [B, T, ...] inside the layers: rows by `batch`, positions by `time`."""
+    return NamedSharding(mesh, partition_spec(("batch", "time"), rules))
 
 
 def vocab_batch_sharding(mesh: Mesh, rules: ShardingRules = RULES) -> NamedSharding:

@@ -176,6 +176,7 @@ def test_modelled_time_is_bytes_over_bandwidth():
     assert found == pytest.approx(2 * (weights + 10 * 100 * 144 * 1024) / (0.8 * 2765e9 * 4))
 
 
+@pytest.mark.slow
 def test_the_hosts_benchmark_runs_the_real_scheduler():
     found = sampler_host.benchmark(*sampler_host.parse(["--slots=4", "--completions=8", "--steps=8"]))
     assert found["completions"] == 8 and found["dispatches"] == found["programs_called"]["decode"] > 8

@@ -191,6 +191,7 @@ def state_of(folder: pathlib.Path, update: int) -> Any:
         return reader.restore(path, restore_args=as_numpy)  # whatever devices it was saved from
 
 
+@pytest.mark.slow
 def test_two_processes_do_what_one_does(one: pathlib.Path, two: pathlib.Path) -> None:
     assert_like_one(two, one)
     files = sorted(path.name for path in (two / "rollouts").iterdir())

@@ -18,10 +18,15 @@ from coevo_jax.learn.losses import policy_loss
 from coevo_jax.learn.packing import pack
 from coevo_jax.learn.publish import cast_matrices, make_publish, same_places
 from coevo_jax.learn.update import init_state, make_logprobs, make_optimizer, make_update, rows_devices
-from coevo_jax.mesh import DECODE_RULES, FSDP_RULES, RULES, make_mesh, param_shardings, train_rules
+from coevo_jax.mesh import CONTEXT_RULES, DECODE_RULES, FSDP_RULES, RULES, make_mesh, param_shardings, train_rules
 from coevo_jax.models.forward import param_shapes
 
-LAYOUTS = [MeshConfig(1, -1, 2, "tensor"), MeshConfig(1, -1, 2, "fsdp"), MeshConfig(2, -1, 1, "fsdp")]
+LAYOUTS = [
+    MeshConfig(1, -1, 2, "tensor"),
+    MeshConfig(1, -1, 2, "fsdp"),
+    MeshConfig(2, -1, 1, "fsdp"),
+    MeshConfig(2, -1, 2, "context"),
+]
 
 
 def placed(mesh, rules):
@@ -41,9 +46,9 @@ def test_published_weights_are_the_trainers_cast_and_lie_where_decoding_wants_th
     assert not same_places(SPEC, train_rules(cfg), mesh) and same_places(SPEC, RULES, None)
 
 
-def step(cfg, mesh):
+def step(cfg, mesh, samples=9):
     rules = train_rules(cfg.mesh)
-    batch = pack(some_samples(), cfg.update, devices=rows_devices(mesh, rules))
+    batch = pack(some_samples(samples), cfg.update, devices=rows_devices(mesh, rules))
     params = params_on() if mesh is None else placed(mesh, rules)
     optimizer = make_optimizer(cfg.optimizer)
     state = init_state(params, optimizer)
@@ -55,14 +60,30 @@ def step(cfg, mesh):
     return jax.device_get(state.params), {name: float(x) for name, x in metrics.items()}, float(np.abs(np.asarray(logp)).sum())
 
 
-@pytest.mark.parametrize("mesh_cfg", LAYOUTS[1:], ids=["1x4x2", "2x4x1"])
+@pytest.mark.parametrize(
+    "mesh_cfg", [LAYOUTS[1], pytest.param(LAYOUTS[2], marks=pytest.mark.slow), LAYOUTS[3]], ids=["1x4x2", "2x4x1", "context"]
+)
 def test_rows_over_every_device_change_an_update_by_rounding_alone(mesh_cfg):
     """Parameters, metrics and log-probs afterwards; attention is kept for the gradient, which changes nothing either."""
     whole = step(experiment(rows_per_micro=8), None)
     cfg = dataclasses.replace(experiment(rows_per_micro=8, remat="attention"), mesh=mesh_cfg)
     mesh = make_mesh(mesh_cfg)
     assert rows_devices(mesh, FSDP_RULES) == 8 and rows_devices(mesh, RULES) == 8 // mesh_cfg.tensor
+    assert rows_devices(mesh, CONTEXT_RULES) == 8 // mesh_cfg.tensor
     params, metrics, logp = step(cfg, mesh)
+    assert_close(params, whole[0])
+    assert_close(metrics, whole[1])
+    assert abs(logp - whole[2]) < 1e-3 * abs(whole[2])
+
+
+@pytest.mark.slow
+def test_chips_that_share_a_rows_time_by_the_kernel():
+    """Rows of ten blocks over two chips: their positions are dealt out and come back in their order."""
+    plain = experiment(rows_per_micro=4, pack_length=1280, max_segments=128)
+    whole = step(plain, None, samples=300)
+    update = dataclasses.replace(plain.update, attention="splash_interpret", remat="attention+qkv+residual+gate+up")
+    cfg = dataclasses.replace(plain, mesh=LAYOUTS[3], update=update)
+    params, metrics, logp = step(cfg, make_mesh(cfg.mesh), samples=300)
     assert_close(params, whole[0])
     assert_close(metrics, whole[1])
     assert abs(logp - whole[2]) < 1e-3 * abs(whole[2])
@@ -85,3 +106,7 @@ def test_one_axis_of_a_mesh_takes_the_rest():
         validate(apply_overrides(experiment(), ["mesh.fsdp=-1"]))
     with pytest.raises(UserError, match=r"mesh\.train"):
         validate(apply_overrides(experiment(), ["mesh.train=fdsp"]))
+    along = ["mesh.train=context", "mesh.tensor=2", "update.attention=splash", "policy.source=none"]
+    with pytest.raises(UserError, match=r"pack_length=384 can't be dealt") as caught:
+        validate(apply_overrides(experiment(), [*along, "update.pack_length=384"]))
+    assert "512" in str(caught.value)

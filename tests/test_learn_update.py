@@ -44,7 +44,7 @@ def test_packed_rows_give_the_log_probs_of_single_ones():
     assert abs(first[0] - unpack(logprobs(params, packed, 1.0), packed)[0]).max() > 1e-2  # the temperature counts
 
 
-@pytest.mark.parametrize("ratio", ["token", "sequence"])
+@pytest.mark.parametrize("ratio", ["token", pytest.param("sequence", marks=pytest.mark.slow)])
 def test_shared_heads_against_plain_rows(ratio):
     """Groups of one prompt share it: fewer rows, equal log-probs, equal parameters after two updates (models/prefix.py)."""
     rng = np.random.default_rng(5)

@@ -131,6 +131,7 @@ def test_remat_changes_memory_and_not_results():
             np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_what_remat_keeps():
     """'dots' keeps the products and nothing made from them: of the feed-forward block two of the six values that 'none' keeps."""
     m = model("qwen3")

@@ -37,7 +37,10 @@ def test_a_head_is_shared_by_two_or_more_and_never_the_last_token():
     assert common_length(same[0], same[0][:4]) == 4
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "olmo3"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("family", ["llama", pytest.param("mistral", marks=SLOW), pytest.param("olmo3", marks=SLOW)])
 def test_next_token_probabilities_equal_those_of_single_rows(family):
     spec, params = SPECS[family], params_of(SPECS[family])
     engine, prompts = new_engine(spec, max_prompt=64, prefill_tokens=128, share_least=4), tree(seed=3)

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from coevo_jax.config import MeshConfig
 from coevo_jax.errors import UserError
 from coevo_jax.mesh import AXES, batch_sharding, make_mesh, param_shardings
-from coevo_jax.models.attention import packed_attention, related_blocks, splash_block
+from coevo_jax.models.attention import packed_attention, related_blocks, splash_block, time_order
 from coevo_jax.models.forward import forward, param_shapes
 from coevo_jax.models.logprobs import token_logprobs
 from coevo_jax.models.spec import ModelSpec
@@ -84,12 +84,45 @@ def test_over_a_mesh_it_equals_one_device():
     np.testing.assert_allclose(np.asarray(found)[real], np.asarray(expected)[real], atol=2e-5)
 
 
+def test_over_a_rows_time_it_equals_one_device():
+    """Values and gradients where two chips share a row of ten blocks, with and without a window."""
+    mesh, T = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2)), 1280
+    order = time_order(T, 2)
+    assert order[:256].tolist() == [*range(128), *range(256, 384)] and order[640:768].tolist() == list(range(128, 256))
+    lengths = np.asarray(
+        [[140, 660, 260, 220], [1200, 12, 0, 68], [30, 300, 800, 150], [128, 256, 384, 512]]
+    )  # the last is padding
+    segments = jnp.asarray(np.stack([np.repeat([1, 2, 3, 0], n) for n in lengths]), jnp.int32)
+    positions = jnp.asarray(np.stack([np.concatenate([np.arange(n) for n in row]) for row in lengths]), jnp.int32)
+    keys = jax.random.split(jax.random.key(2), 3)
+    operands = [jax.random.normal(key, (4, T, heads, d)) for key, heads in zip(keys, (H, K, K))]
+    real = (segments > 0)[..., None, None]
+
+    def loss(q, k, v, window, along):
+        rows, at = (q, k, v, positions, segments), {"windows": (40, 0)}
+        if along:
+            out = packed_attention(*(x[:, order] for x in rows), window, "splash_interpret", mesh=mesh, along=("tensor",), **at)
+            out = out[:, np.argsort(order)]
+        else:
+            out = packed_attention(*rows, window, "xla", **at)
+        out = jnp.where(real, out, 0.0)
+        return jnp.sum(jnp.sin(out)), out
+
+    run = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True), static_argnames="along")
+    for window in (None, jnp.int32(40)):
+        for a, b in zip(*(jax.tree.leaves(run(*operands, window, along=x)) for x in (False, True)), strict=True):
+            np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-4)
+
+
 def test_other_lengths_and_names_are_refused():
     q, k, v, positions, segments = (x[:, :100] for x in operands())
     with pytest.raises(UserError, match="100 tokens"):
         packed_attention(q, k, v, positions, segments, choice="splash")
     with pytest.raises(UserError, match="'flash'"):
         packed_attention(q, k, v, positions, segments, choice="flash")
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    with pytest.raises(UserError, match="384 tokens over 2 chips"):
+        packed_attention(*(jnp.repeat(x, 4, axis=1)[:, :384] for x in operands()), choice="splash", mesh=mesh, along=("tensor",))
 
 
 @pytest.mark.tpu_aot

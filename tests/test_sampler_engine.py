@@ -89,7 +89,11 @@ def test_draws_do_not_depend_on_slots_dispatch_buckets_or_refill(base, name):
     assert assert_same_draws(PARAMS, other, BASE, base, other.generate(PARAMS, BASE)) <= 2
 
 
-@pytest.mark.parametrize("changes", [{}, {"kv_dtype": "int8"}, {"length_classes": ((3, 20), (2, 36)), "slots": 5}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"kv_dtype": "int8"}, pytest.param({"length_classes": ((3, 20), (2, 36)), "slots": 5}, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_keys_in_one_piece_give_the_same_draws_as_in_blocks(monkeypatch, changes):
     """Off the CPU the keys of slots aren't cut into blocks."""
     blocks = engine_of(**changes)
@@ -99,7 +103,11 @@ def test_keys_in_one_piece_give_the_same_draws_as_in_blocks(monkeypatch, changes
     assert_same_draws(PARAMS, plain, BASE, blocks.generate(PARAMS, BASE), plain.generate(PARAMS, BASE))
 
 
-@pytest.mark.parametrize("changes", [{}, {"kv_dtype": "int8"}, {"length_classes": ((3, 50), (2, 96)), "slots": 5}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"kv_dtype": "int8"}, pytest.param({"length_classes": ((3, 50), (2, 96)), "slots": 5}, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_segments_of_positions_change_no_draw(monkeypatch, changes):
     """Prompts and rows that lie over several segments, written, moved and read; rows of different lengths beside each other."""
     changes = {"max_prompt": 80, "max_new": 16, **changes}

@@ -68,7 +68,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param("classes, late", marks=pytest.mark.slow), "windows, shared heads"])
 def test_draws_are_those_of_xla(way):
     family, changes = WAYS[way]
     params, spec = params_of(ONE_LAYER[family]), ONE_LAYER[family]

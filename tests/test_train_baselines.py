@@ -69,12 +69,9 @@ def check_run(done, protocol):
 
 @pytest.mark.parametrize(
     ("protocol", "overrides"),
-    [("rar_explicit", PREDEFINED)]
-    + [
-        pytest.param(*x, marks=pytest.mark.slow)
-        for x in (("likert", NO_RUBRIC), ("rar_implicit", PREDEFINED), ("rar_explicit", ()))
-    ],
+    [("rar_explicit", PREDEFINED), ("likert", NO_RUBRIC), ("rar_implicit", PREDEFINED), ("rar_explicit", ())],
 )
+@pytest.mark.slow
 def test_judges_that_write(tmp_path, protocol, overrides):
     done = run(tmp_path / "run", *TWO, *MODEL, *overrides, f"judge.protocol={protocol}")
     rows = check_run(done, protocol)

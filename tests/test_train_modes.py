@@ -87,6 +87,7 @@ def test_a_judge_that_writes_no_verdict_trains_nothing_and_stays(tmp_path: pathl
     assert all(isinstance(r["judge"]["raw"], str) and r["judge"]["raw"] for r in rows)
 
 
+@pytest.mark.slow
 def test_a_criterion_judge_scores_and_keeps_its_bytes(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(criterion_logits, "yes_no_forms", lambda tokenizer: ([2], [57, 58, 14, 12]))  # its vocabulary lacks both
     seen: list[dict[str, Any]] = []
@@ -374,6 +375,7 @@ def border_gap(system: System, ours: dict[str, Any], theirs: dict[str, Any]) -> 
     return border_distance(logits, 1.0, np.asarray(token_uniforms(jnp.asarray(key)[None], jnp.asarray([at], jnp.int32)))[0])
 
 
+@pytest.mark.slow
 def test_another_number_of_slots_draws_the_same(tmp_path: pathlib.Path) -> None:
     """The same prompts and noise whatever the slots; with lr = 0 rounding does not pile up: equal draws but for near-ties."""
     still = ("optimizer.lr=0", ONE_CYCLE)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+# Parts of a layer that update.remat can keep (models/forward.py): what the attention kernel's gradient needs of its result,
+# rotated queries, keys and values, the residual stream after attention, and two of the feed-forward's products.
+REMAT_NAMES = ("attention", "qkv", "residual", "gate", "up")
+
 
 @dataclasses.dataclass(frozen=True)
 class AdvantageConfig:
@@ -52,7 +56,9 @@ class UpdateConfig:
     max_segments: int = 8  # sequences a packed row may hold
     share_prefix: bool = True  # samples of a row that begin alike store their beginning once (attention xla)
     rows_per_micro: int = 4  # rows of one micro-batch (over all devices)
-    remat: str = "full"  # none | dots | attention (kept; the rest made again) | full
+    # What the gradient finds kept of a layer: none = all of it | dots = products | full = its input alone, all else is made
+    # again | its input and some of REMAT_NAMES, as attention+qkv
+    remat: str = "full"
     logprob_chunk: int = 128  # positions a step of the vocabulary scan
     vocab_tile: int = 0  # instead: ids a step, all positions at once (CPU; one device's whole vocabulary); 0 = by positions
     attention: str = "xla"  # xla | splash

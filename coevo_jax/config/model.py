@@ -136,4 +136,6 @@ class MeshConfig:
     data: int = -1
     fsdp: int = 1
     tensor: int = 1
-    train: str = "tensor"  # tensor: heads and feed-forward over `tensor`, as decoding has them | fsdp: rows over all chips
+    # tensor: heads and feed-forward over `tensor`, as decoding has them | fsdp: rows over all chips | context: a row's time over
+    # `tensor`, rows over the rest
+    train: str = "tensor"

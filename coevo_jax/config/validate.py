@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from coevo_jax.config import EndpointConfig, Experiment, Sampling, api_model
+from coevo_jax.config.learn import REMAT_NAMES
 from coevo_jax.config.model import API
 from coevo_jax.config.override import conform, get_at, key_types
 from coevo_jax.errors import UserError, nearest
@@ -21,6 +22,7 @@ RUBRIC_FREE = ("likert", "likert_reference", "scalar", "random")  # judge protoc
 WRITING = ("json_score", "json_criteria", "rar_implicit", "rar_explicit", "likert", "likert_reference")  # that write a verdict
 GUIDED = ("json_score", "json_criteria")  # of them those with a grammar
 ORDERS = ("alternate", "generator_first", "policy_only", "generator_only")
+REMATS = ("none", "dots", "full")
 CHOICES: dict[str, tuple[str, ...]] = {
     "scale": ("full", "smoke"),
     "policy.dtype": DTYPES,
@@ -45,11 +47,10 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "optimizer.name": ("adamw",),
     "optimizer.schedule": ("constant", "cosine"),
     "optimizer.mu_dtype": DTYPES,
-    "update.remat": ("none", "dots", "attention", "full"),
     "update.attention": ("xla", "splash"),
     "sampler.kv_dtype": (*DTYPES, "int8"),
     "sampler.attention": ("xla", "pallas"),
-    "mesh.train": ("tensor", "fsdp"),
+    "mesh.train": ("tensor", "fsdp", "context"),
     **{f"{role}.endpoint.length_field": ("max_tokens", "max_completion_tokens") for role in ENDPOINTS},
 }
 
@@ -220,6 +221,17 @@ def _check_rubric(cfg: Experiment) -> None:
 
 
 def _check_learn(cfg: Experiment) -> None:
+    if cfg.update.remat not in REMATS:
+        for part in cfg.update.remat.split("+"):
+            _check_choice("update.remat", part, (*REMATS, *REMAT_NAMES) if part == cfg.update.remat else REMAT_NAMES)
+    apart = 128 * cfg.mesh.tensor
+    _require(
+        cfg.mesh.train != "context" or cfg.update.attention != "splash" or cfg.update.pack_length % apart == 0,
+        f"update.pack_length={cfg.update.pack_length} can't be dealt to mesh.tensor={cfg.mesh.tensor} chips by blocks of 128",
+        "update.pack_length, mesh.tensor",
+        f"a multiple of {apart}",
+        f"update.pack_length={-(-cfg.update.pack_length // apart) * apart}",
+    )
     _require(
         cfg.loss.aggregation != "constant" or cfg.loss.constant_length >= 1,
         f"loss.aggregation=constant divides by loss.constant_length={cfg.loss.constant_length}",

@@ -229,7 +229,7 @@ def splash(kernel: Kernel) -> tuple[float, float] | None:
         (n for name, n in (("_fwd", 2), ("_dq", 3), ("_dkv", 4)) if "splash" in kernel.name and name in kernel.name), 0
     )
     wide = [a for a in kernel.operands if a.dtype in ("bf16", "f32") and len(a.dims) >= 3]
-    tables = [a for a in kernel.operands if a.dtype in ("s8", "s32") and len(a.dims) == 3]
+    tables = [a for a in kernel.operands if a.dtype in ("s8", "s32") and len(a.dims) >= 3]
     if not products or len(wide) < 2 or not tables:
         return None
     q, k = wide[:2]
@@ -237,9 +237,11 @@ def splash(kernel: Kernel) -> tuple[float, float] | None:
     rows, width = tables[0].dims[-2:]
     if products == 4:  # dkv walks the transposed table
         rows, width = max(rows, width), min(rows, width)
-    visited = sum(min(r + 1, width) for r in range(rows))
-    block_q = T / rows
-    block_kv = k.dims[-2] / rows
+    visited: float = sum(min(r + 1, width) for r in range(rows))
+    if k.dims[-2] > T:  # a chip's part of a row's queries against all of its keys: the mean over the chips of the row
+        rows, width = tables[0].dims[-2:]
+        visited = rows * (width + 1) / 2
+    block_q = block_kv = T / rows
     flops = 2.0 * products * block_q * block_kv * d * heads * visited
     tiles = 2 * visited * block_kv * d * heads * hlo.bits(k.dtype) / 8
     return flops, tiles + sum(a.hbm for a in (q, *kernel.results) if len(a.dims) >= 3)

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import struct
 from jax import lax
@@ -29,11 +30,12 @@ from coevo_jax.mesh import (
     param_shardings,
     replicated,
     train_rules,
-    vocab_batch_sharding,
 )
+from coevo_jax.models.attention import time_order
 from coevo_jax.models.forward import Params, forward, param_shapes
 from coevo_jax.models.logprobs import token_logprobs
 from coevo_jax.models.spec import ModelSpec
+from coevo_jax.models.tables import over_head
 from coevo_jax.sampler.programs import cpu_options
 
 Metrics = dict[str, jax.Array]
@@ -143,33 +145,42 @@ def batch_logprobs(
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probs of the targets and entropies of one micro-batch, both [B,T] float32."""
     u, rules = cfg.update, train_rules(cfg.mesh)
+    batch, back = _in_time_order(batch, u.attention, mesh, rules)
     hidden = forward(
         params, spec, batch.tokens, batch.positions, batch.segment_ids,
         remat=u.remat, attention=u.attention, dtype=jnp.dtype(cfg.policy.dtype),
         mesh=mesh, rules=rules, parent_ids_BxT=batch.parent_ids if u.attention == "xla" else None,
     )  # fmt: skip
     out = _head_logprobs(params, spec, hidden, batch.targets, temperature, u, mesh, rules)
+    out = out if back is None else jax.tree.map(lambda x: x[:, back], out)
     return out if mesh is None else lax.with_sharding_constraint(out, batch_sharding(mesh, rules))
+
+
+def _in_time_order(batch: TokenBatch, attention: str, mesh: Mesh | None, rules: ShardingRules) -> tuple[TokenBatch, Any]:
+    """What the model sees of rows [B,T] in the order in which chips share their time, and the indices that lead back."""
+    chips = 1 if mesh is None else math.prod(mesh.shape[axis] for axis in mesh_axes(rules.time))
+    if chips == 1 or attention == "xla":
+        return batch, None
+    order = time_order(batch.tokens.shape[1], chips)
+    names = ("tokens", "positions", "segment_ids", "targets")
+    return batch.replace(**{name: getattr(batch, name)[:, order] for name in names}), np.argsort(order)
 
 
 def _head_logprobs(
     params: Params, spec: ModelSpec, hidden: jax.Array, targets: jax.Array, temperature: Any, cfg: UpdateConfig,
     mesh: Mesh | None, rules: ShardingRules,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-    """token_logprobs on each device's rows. Rows leave the axes over which the vocabulary is cut, and the head's other cuts are
-    gathered once: left to itself XLA gathers them at every chunk of time, and sums the head's gradient over devices there."""
-    axes = () if mesh is None else vocab_batch_sharding(mesh, rules).spec[0]
-    if mesh is None or math.prod(mesh.shape[axis] for axis in axes) == 1:
+    """token_logprobs by models/tables.py: a device has its part of the vocabulary and whole rows."""
+    if mesh is None or mesh.size == 1:
         return token_logprobs(params, spec, hidden, targets, temperature, cfg.logprob_chunk, cfg.vocab_tile)
     head: Params = {name: params[name] for name in (("embed",) if spec.tied else ("unembed",))}
-    own = PartitionSpec(axes)
+    temperatures = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), targets.shape)
 
-    def run(head: Params, hidden: jax.Array, targets: jax.Array, temperature: Any) -> tuple[jax.Array, jax.Array]:
-        return token_logprobs(head, spec, hidden, targets, temperature, cfg.logprob_chunk, cfg.vocab_tile)
+    def run(head: Params, hidden: jax.Array, targets: jax.Array, temperatures: jax.Array, vocab: tuple[str, ...]) -> Any:
+        tile = 0 if vocab else cfg.vocab_tile
+        return token_logprobs(head, spec, hidden, targets, temperatures, cfg.logprob_chunk, tile, vocab)
 
-    in_specs = (PartitionSpec(), own, own, PartitionSpec())
-    shared = jax.shard_map(run, mesh=mesh, in_specs=in_specs, out_specs=own, axis_names=set(axes), check_vma=False)
-    return shared(head, hidden, targets, jnp.asarray(temperature, jnp.float32))
+    return over_head(run, head, hidden, mesh, rules, (targets, temperatures))
 
 
 def summed_gradients(

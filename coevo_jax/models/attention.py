@@ -5,6 +5,7 @@ Axes: B batch, T query time, C time of a block of queries, S key time, H heads, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -84,6 +85,7 @@ def packed_attention(
     mesh: Mesh | None = None,
     parents: jax.Array | None = None,
     dealt: tuple[str, ...] = ("data", "fsdp"),
+    along: tuple[str, ...] = (),
 ) -> jax.Array:
     """Causal attention [B,T,H,d] inside segments; `window` is this layer's (an array, 0 = full) or None.
 
@@ -91,7 +93,7 @@ def packed_attention(
 
     choice: 'xla', 'splash' (TPU kernel) or 'splash_interpret' (the same kernel in Python, for tests). Splash needs all `windows`
     that a layer may have, since it compiles one kernel each, and with several devices the `mesh` of the arrays; its axes `dealt`
-    cut the rows (none inside a shard_map over them).
+    cut the rows (none inside a shard_map over them), and `along` their time, which then lies in `time_order`.
     """
     if choice == "xla":
         return _xla_attention(q, k, v, positions, segments, window, parents)
@@ -100,7 +102,11 @@ def packed_attention(
     if parents is not None:
         raise UserError("splash attention has no shared heads", where="update.attention", expected="xla, or share_prefix=false")
     kinds = sorted(set(windows)) if window is not None else [0]
-    kernels = [_splash(q.shape[1], q.shape[2], k.shape[2], kind, choice == "splash_interpret", mesh, dealt) for kind in kinds]
+    interpret = choice == "splash_interpret"
+    if mesh is not None and math.prod(mesh.shape[axis] for axis in along) > 1:
+        kernels = [_splash_along(q.shape[1], q.shape[2], kind, interpret, mesh, dealt, along) for kind in kinds]
+    else:
+        kernels = [_splash(q.shape[1], q.shape[2], k.shape[2], kind, interpret, mesh, dealt) for kind in kinds]
     operands = q * q.shape[3] ** -0.5, k, v, segments
     if len(kernels) == 1:
         return kernels[0](*operands)
@@ -113,19 +119,9 @@ def _splash(
     """Pallas splash attention of (scaled q, k, v, segments) for one window; a mesh cuts rows (dealt) and heads (tensor)."""
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-    if T % 128:
-        raise UserError(f"splash attention can't run rows of {T} tokens", where="update.pack_length",
-                        expected="a multiple of 128, or update.attention=xla")  # fmt: skip
     tensor = mesh.shape["tensor"] if mesh is not None and "tensor" not in dealt and K % mesh.shape["tensor"] == 0 else 1
-    one = splash.CausalMask((T, T)) if window == 0 else splash.LocalMask((T, T), (window - 1, 0), 0)
-    block = splash_block(T)
-    sizes = splash.BlockSizes(
-        block_q=block, block_kv=block, block_kv_compute=block, block_q_dkv=block, block_kv_dkv=block,
-        block_kv_dkv_compute=block, block_q_dq=block, block_kv_dq=block,
-    )  # fmt: skip
-    kernel = splash.make_splash_mha_single_device(
-        splash.MultiHeadMask([one] * (H // tensor)), block_sizes=sizes, interpret=interpret, residual_checkpoint_name=KEPT
-    )
+    block = _block_that_runs(T)
+    kernel = _kernel((T, T), H // tensor, window, block, interpret)
 
     def row(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> jax.Array:
         return _among_segments(kernel, segments, block)(q, k, v, segment_ids=splash.SegmentIds(segments, segments))
@@ -143,6 +139,88 @@ def _splash(
     if not dealt:  # the rows are those of one device already, in a shard_map that knows the mesh
         return jax.shard_map(run, **specs, axis_names={"tensor"}, check_vma=False)
     return jax.shard_map(run, mesh=mesh, **specs, check_vma=False)
+
+
+def _block_that_runs(T: int, chips: int = 1) -> int:
+    """splash_block of a row's share. UserError for lengths that the kernel can't run."""
+    if T % (128 * chips):
+        raise UserError(f"splash attention can't run rows of {T} tokens" + (f" over {chips} chips" if chips > 1 else ""),
+                        where="update.pack_length", expected=f"a multiple of {128 * chips}, or update.attention=xla")  # fmt: skip
+    return splash_block(T // chips)
+
+
+def _kernel(shape: tuple[int, int], heads: int, window: int, block: int, interpret: bool) -> Any:
+    """Splash of `shape` queries and keys by square blocks."""
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash
+
+    one = splash.CausalMask(shape) if window == 0 else splash.LocalMask(shape, (window - 1, 0), 0)
+    sizes = splash.BlockSizes(
+        block_q=block, block_kv=block, block_kv_compute=block, block_q_dkv=block, block_kv_dkv=block,
+        block_kv_dkv_compute=block, block_q_dq=block, block_kv_dq=block,
+    )  # fmt: skip
+    return splash.make_splash_mha_single_device(
+        splash.MultiHeadMask([one] * heads), block_sizes=sizes, interpret=interpret, residual_checkpoint_name=KEPT
+    )
+
+
+def time_order(T: int, chips: int) -> np.ndarray:
+    """Positions of a row [T] in the order in which chips that share its time hold them: blocks of the kernel are dealt in turn,
+    so that all chips have about as many blocks to visit wherever a packed row's segments lie."""
+    return np.arange(T).reshape(-1, chips, _block_that_runs(T, chips)).transpose(1, 0, 2).ravel()
+
+
+def _splash_along(
+    T: int, H: int, window: int, interpret: bool, mesh: Mesh, dealt: tuple[str, ...], along: tuple[str, ...]
+) -> Callable[..., jax.Array]:
+    """As _splash where the chips of `along` share a row's time, which lies in `time_order`: each has its part of the queries, and
+    gathers all keys and values (of few heads, so little to move)."""
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash
+
+    chips = math.prod(mesh.shape[axis] for axis in along)
+    own, block = T // chips, _block_that_runs(T, chips)
+    kernel = _kernel((own, T), H, window, block, interpret)
+    order = time_order(T, chips).astype(np.int32).reshape(chips, own)
+
+    def row(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> jax.Array:
+        index = jnp.asarray(order)[lax.axis_index(along)]
+        ids = splash.SegmentIds(segments[index], segments)
+        return _part_of_row(kernel, segments, index, block, window)(q, k, v, segment_ids=ids)
+
+    def whole(x: jax.Array) -> jax.Array:
+        """[B,own,K,d] of each chip -> [B,K,T,d] in the row's own order. Gathered by a new first axis: along an inner one XLA sums
+        the gradient over chips whole before it cuts it."""
+        B, _, K, d = x.shape
+        blocks = lax.all_gather(x, along, axis=0).reshape(chips, B, own // block, block, K, d)
+        return blocks.transpose(1, 4, 2, 0, 3, 5).reshape(B, K, T, d)
+
+    def run(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> jax.Array:
+        return jax.vmap(row)(q.transpose(0, 2, 1, 3), whole(k), whole(v), segments[:, np.argsort(order.ravel())]).transpose(
+            0, 2, 1, 3
+        )
+
+    parts = P(dealt or None, along)
+    return jax.shard_map(run, mesh=mesh, in_specs=(parts, parts, parts, P(dealt or None)), out_specs=parts, check_vma=False)
+
+
+def _part_of_row(kernel: Any, segments_T: jax.Array, index: jax.Array, block: int, window: int) -> Any:
+    """The kernel for the queries at `index` (whole blocks of them) of a row of T keys: its tables of blocks are made here, since
+    which blocks are seen depends on the chip."""
+    N = segments_T.shape[0] // block
+    at = index[::block] // block  # the row's block that each of the chip's is
+    q, k = at[:, None], jnp.arange(N)[None]
+    seen = related_blocks(segments_T, block)[at] & (k <= q)
+    if window:
+        seen &= (k + 1) * block - 1 >= q * block - (window - 1)
+    kind = jnp.where(seen, jnp.where((k < q) & (window == 0), 2, 1), 0).astype(jnp.int32)[None]  # 2: nothing to mask
+    # A block index that repeats fetches nothing: before the first and after the last block that is seen.
+    n = len(at)
+    first, last = jnp.argmax(seen, axis=1), N - 1 - jnp.argmax(seen[:, ::-1], axis=1)
+    keys = jnp.clip(k, first[:, None], last[:, None])
+    first, last = jnp.argmax(seen, axis=0), n - 1 - jnp.argmax(seen[::-1], axis=0)
+    queries = jnp.clip(jnp.arange(n)[:, None], first[None], jnp.maximum(last, first)[None])
+    info = kernel.fwd_mask_info._replace(mask_next=None, partial_mask_blocks=None, block_mask=kind, q_sequence=index)
+    by_query, by_key = (info._replace(data_next=x.astype(jnp.int32)[None]) for x in (keys, queries))
+    return type(kernel)(by_query, by_query, by_key, **kernel.kwargs)
 
 
 def splash_block(T: int) -> int:

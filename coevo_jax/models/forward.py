@@ -19,11 +19,13 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 
-from coevo_jax.mesh import RULES, ShardingRules, array_sharding, batch_sharding, mesh_axes, vocab_batch_sharding
+from coevo_jax.mesh import RULES, ShardingRules, mesh_axes, token_sharding, vocab_batch_sharding
 from coevo_jax.models.attention import KEPT, packed_attention
 from coevo_jax.models.quantize import product, rows
+from coevo_jax.models.remat import remat_policy
 from coevo_jax.models.rope import rope_tables, rotate
 from coevo_jax.models.spec import ModelSpec
+from coevo_jax.models.tables import embed_rows
 
 Params = dict[str, Any]
 
@@ -137,7 +139,7 @@ def attention_output(layer: Params, spec: ModelSpec, x_BxTxD: jax.Array, attende
 def mlp_block(layer: Params, spec: ModelSpec, x_BxTxD: jax.Array) -> jax.Array:
     """Residual stream after the gated feed-forward block."""
     x = rms_norm(x_BxTxD, layer["mlp_norm"], spec.norm_eps) if spec.norm_placement == "pre" else x_BxTxD
-    gate, up = (product("BTD,DF->BTF", x, layer[name]) for name in ("gate", "up"))
+    gate, up = (checkpoint_name(product("BTD,DF->BTF", x, layer[name]), name) for name in ("gate", "up"))
     y = product("BTF,FD->BTD", jax.nn.silu(gate) * up, layer["down"])
     if spec.norm_placement == "post":
         y = rms_norm(y, layer["post_mlp_norm"], spec.norm_eps)
@@ -153,13 +155,11 @@ def layer_constants(spec: ModelSpec) -> dict[str, jax.Array]:
 
 def _embed_rows(params: Params, tokens_BxT: jax.Array, dtype: Any, mesh: Mesh | None, rules: ShardingRules) -> jax.Array:
     """Token embeddings [B,T,D], rows where the rules want them."""
-    if mesh is None or rules.batch == RULES.batch:
+    if mesh is None or rules.embed == RULES.embed:
         return embed(params, tokens_BxT, dtype)
-    whole = array_sharding(mesh, params["embed"].shape, ("vocab", None), rules)
-    table = {"embed": lax.with_sharding_constraint(params["embed"], whole)}
-    x = embed(table, lax.with_sharding_constraint(tokens_BxT, vocab_batch_sharding(mesh, rules)), dtype)
-    x = lax.with_sharding_constraint(x, vocab_batch_sharding(mesh, rules))
-    return lax.with_sharding_constraint(x, batch_sharding(mesh, rules))
+    tokens_BxT = lax.with_sharding_constraint(tokens_BxT, vocab_batch_sharding(mesh, rules))
+    x = embed_rows(params["embed"], tokens_BxT, dtype, mesh, rules)
+    return lax.with_sharding_constraint(x, token_sharding(mesh, rules))
 
 
 def forward(
@@ -179,31 +179,34 @@ def forward(
     """Final normalised hidden states [B,T,D]. Rows may be packed: attention stays inside equal segment ids, 0 is padding;
     parent_ids names a further segment that a token sees (a shared head, models/prefix.py).
 
-    remat: 'none', 'dots' (products with weights are kept, the rest made again), 'attention' (its result is kept) or 'full' (only
-    layers' inputs are kept). rules: where rows and weights lie on the mesh.
+    Where rules.time cuts rows over chips and attention is splash, positions of rows come in models.attention.time_order.
+    remat: what a layer keeps for the gradient, the rest is made again: 'none' (nothing is), 'dots' (products with weights are
+    kept), 'full' (only its input is) or that and some of config.learn.REMAT_NAMES with '+'. rules: where rows and weights lie.
     attention: 'xla' or 'splash', which needs the mesh, where there is one. dtype: of the computation.
     """
     x = _embed_rows(params, tokens_BxT, dtype, mesh, rules)
     cos, sin = rope_tables(spec, positions_BxT)
 
     attend: Callable[..., jax.Array] = functools.partial(
-        packed_attention, choice=attention, windows=spec.windows, mesh=mesh, dealt=mesh_axes(rules.batch)
+        packed_attention,
+        choice=attention,
+        windows=spec.windows,
+        mesh=mesh,
+        dealt=mesh_axes(rules.batch),
+        along=mesh_axes(rules.time),
     )
 
     def block(x: jax.Array, scanned: tuple[Params, dict[str, jax.Array]]) -> tuple[jax.Array, None]:
         layer, constants = scanned
         q, k, v = attention_inputs(layer, spec, x, cos[constants["rope"]], sin[constants["rope"]])
+        q, k, v = (checkpoint_name(y, "qkv") for y in (q, k, v))
         window = constants["window"] if spec.windows else None
         attended = attend(q, k, v, positions_BxT, segment_ids_BxT, window, parents=parent_ids_BxT)
         attended = checkpoint_name(attended, KEPT) if attention == "xla" else attended  # splash names its own residuals
-        x = attention_output(layer, spec, x, attended)
+        x = checkpoint_name(attention_output(layer, spec, x, attended), "residual")
         return mlp_block(layer, spec, x), None
 
     if remat != "none":
-        kept = {
-            "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-            "attention": jax.checkpoint_policies.save_only_these_names(KEPT),
-        }.get(remat)
-        block = jax.checkpoint(block, prevent_cse=False, policy=kept)
+        block = jax.checkpoint(block, prevent_cse=False, policy=remat_policy(remat))
     x, _ = lax.scan(block, x, (params["layers"], layer_constants(spec)))
     return rms_norm(x, params["final_norm"], spec.norm_eps)

@@ -12,21 +12,15 @@ from coevo_jax.config import Experiment
 from coevo_jax.cost import product_parameters
 from coevo_jax.cost.program import OF_BANDWIDTH, OF_PEAK
 from coevo_jax.learn.update import rows_devices
-from coevo_jax.models.spec import ModelSpec
+from coevo_jax.models.remat import kept_bytes, kept_parts, made_again
 from coevo_jax.plan.lengths import drain_of
 from coevo_jax.plan.phases import budget_of, residents
 from coevo_jax.plan.programs import Slice, device_bytes
 from coevo_jax.plan.step import Workload, calls, packed_rows, text_lengths
 from coevo_jax.sampler import ahead
 
+REMATS = ("full", "attention+qkv", "attention+qkv+residual", "attention+qkv+residual+gate", "attention+qkv+residual+gate+up")
 RESERVE = 2 << 30  # bytes: what a dispatch of decode or a prefill needs beside its arguments
-ATTENTION = {
-    "none": 4.5,
-    "dots": 5.5,
-    "attention": 4.5,
-    "full": 5.5,
-}  # passes of splash over a row, its forward pass counted as 1
-PRODUCTS = {"none": 3.0, "dots": 3.0, "attention": 3.75, "full": 3.75}  # of a layer's products; `down` is not made again
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,15 +57,6 @@ def tokens_of_chip(s: Slice) -> tuple[float, int]:
     return u.pack_length * height / devices, s.chips // devices
 
 
-def kept_bytes(spec: ModelSpec, remat: str) -> float:
-    """What a layer keeps of a token for the gradient, in bfloat16 (splash's statistics in float32)."""
-    inputs, heads = 2.0 * spec.hidden_size, 2.0 * spec.heads * spec.head_dim + 4 * spec.heads
-    products = 2.0 * ((spec.heads + 2 * spec.kv_heads) * spec.head_dim + 2 * spec.hidden_size + 2 * spec.mlp_size)
-    return {"full": inputs, "attention": inputs + heads, "dots": inputs + products, "none": 2 * (inputs + products) + heads}[
-        remat
-    ]
-
-
 def update_bytes(s: Slice) -> float:
     """State, gradients, what the layers keep, one layer at work and the head."""
     spec, (tokens, shared) = s.policy, tokens_of_chip(s)
@@ -79,7 +64,9 @@ def update_bytes(s: Slice) -> float:
     beside = sum(n for name, n in alive.items() if not name.endswith("decode copy"))
     gradients = alive["policy parameters"] * 4 / {"float32": 4, "bfloat16": 2}[s.cfg.policy.param_dtype]
     layer = (product_parameters(spec) - spec.vocab_size * spec.hidden_size) / spec.layers
-    work = tokens * (10.0 * spec.mlp_size / shared + 8.0 * spec.hidden_size) + 2 * 2.0 * layer / shared
+    gathered = 2 * 2.0 * layer / (shared if s.cfg.mesh.train == "tensor" else 1)
+    tokens = tokens / shared if s.cfg.mesh.train == "context" else tokens
+    work = tokens * (10.0 * spec.mlp_size / (1 if s.cfg.mesh.train == "context" else shared) + 8.0 * spec.hidden_size) + gathered
     head = 8.0 * spec.vocab_size * spec.hidden_size / s.mesh.shape["tensor"]
     return beside + gradients + tokens * kept_bytes(spec, s.cfg.update.remat) * spec.layers + work + head
 
@@ -97,10 +84,12 @@ def update_seconds(s: Slice, work: Workload) -> float:
     P, G = cfg.schedule.prompts, cfg.schedule.group
     rows = packed_rows(s, text_lengths(s, work, "answer", P * G))
     pairs = cfg.update.pack_length / 2 * tokens * rows.visited
-    products = 2.0 * product_parameters(spec) * tokens * PRODUCTS[cfg.update.remat]
-    attention = 4.0 * pairs * spec.heads * spec.head_dim * spec.layers * ATTENTION[cfg.update.remat]
+    products = 2.0 * product_parameters(spec) * tokens * (3.0 + made_again(spec, cfg.update.remat))
+    passes = 4.5 + ("attention" not in kept_parts(cfg.update.remat))  # of splash, its forward pass counted as 1
+    attention = 4.0 * pairs * spec.heads * spec.head_dim * spec.layers * passes
     flops = (products + attention) / shared / (s.topology.chip.bf16_flops * OF_PEAK)
-    sums = 6 * spec.layers * 2 * 2.0 * tokens * spec.hidden_size * (shared - 1) / shared if shared > 1 else 0.0
+    heads = cfg.mesh.train == "tensor" and shared > 1
+    sums = 6 * spec.layers * 2 * 2.0 * tokens * spec.hidden_size * (shared - 1) / shared if heads else 0.0
     return rows.micro_batches * (flops + sums / (2 * s.topology.chip.ici_link))
 
 
@@ -125,9 +114,9 @@ def decode_seconds(s: Slice, work: Workload) -> float:
 def variants(cfg: Experiment, hosts: int, chips: int) -> list[Experiment]:
     """Configs around one: how training lies on the mesh, tensor, rows of a micro-batch, remat, and slots."""
     out = []
-    for train in ("fsdp", "tensor"):
-        for tensor in (4, 2, 1):
-            for remat in ("full", "attention", "dots"):
+    for train in ("context", "fsdp", "tensor"):
+        for tensor in (4, 2, 1) if train != "context" else (4,):
+            for remat in dict.fromkeys((cfg.update.remat, *REMATS)):
                 for rows in (1, 2):
                     for share in (0.5, 0.75, 1.0, 1.5, 2.0):
                         out.append(_variant(cfg, hosts * 4 // tensor, chips, train, tensor, remat, rows, share))
@@ -139,7 +128,9 @@ def _variant(
 ) -> Experiment:
     mesh = dataclasses.replace(cfg.mesh, train=train, tensor=tensor)
     devices = chips if train == "fsdp" else chips // tensor
-    update = dataclasses.replace(cfg.update, remat=remat, rows_per_micro=rows * devices)
+    apart = 512 * tensor if train == "context" else 128
+    length = -(-cfg.update.pack_length // apart) * apart
+    update = dataclasses.replace(cfg.update, remat=remat, rows_per_micro=rows * devices, pack_length=length)
     classes = scaled(cfg.sampler.length_classes, share, shards)
     sampler = dataclasses.replace(cfg.sampler, slots=sum(n for n, _ in classes), length_classes=classes)
     judge = dataclasses.replace(cfg.judge, length_classes=scaled(cfg.judge.length_classes, 1.0, shards))

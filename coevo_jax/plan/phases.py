@@ -6,12 +6,15 @@ Nothing is rounded in favour of a plan: what a program takes as an argument is i
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import jax.numpy as jnp
 
 from coevo_jax import aot
 from coevo_jax.learn.publish import same_places
 from coevo_jax.learn.update import rows_devices
+from coevo_jax.mesh import mesh_axes
+from coevo_jax.models.remat import kept_bytes
 from coevo_jax.models.spec import ModelSpec
 from coevo_jax.plan.compiled import Program
 from coevo_jax.plan.programs import (
@@ -164,9 +167,14 @@ def _for_sampler(s: Slice, phase: Phase, role: str) -> list[tuple[int, str]]:
 def _for_update(s: Slice, phase: Phase) -> list[tuple[int, str]]:
     u, spec = s.cfg.update, s.policy
     tokens = u.pack_length * max(1, u.rows_per_micro // rows_devices(s.mesh, s.rules))
+    chips = math.prod(s.mesh.shape[axis] for axis in mesh_axes(s.rules.time))
     out: list[tuple[int, str]] = []
     if u.remat != "full":
-        out.append((2 * tokens * spec.heads * spec.head_dim * spec.layers, "update.remat=full"))
+        kept = kept_bytes(spec, u.remat) - kept_bytes(spec, "full")
+        out.append((round(tokens / chips * kept * spec.layers), "update.remat=full"))
+    if s.cfg.mesh.train == "fsdp" and s.mesh.shape["tensor"] > 1:
+        kept = tokens * kept_bytes(spec, u.remat) * spec.layers
+        out.append((round(kept * (1 - 1 / s.mesh.shape["tensor"])), "mesh.train=context: a row over the chips of a host"))
     if s.cfg.mesh.train == "tensor" and s.mesh.shape["data"] > 1:
         out.append((phase.program_bytes // 2, "mesh.train=fsdp with mesh.data=1 and mesh.fsdp=-1: the state over all chips"))
     return out

@@ -17,6 +17,7 @@ from coevo_jax.cost import Cost, Kernel, Network, decode_kernels, mfu, program_c
 from coevo_jax.cost.operations import Kernels, splash
 from coevo_jax.learn.packing import first_fit
 from coevo_jax.learn.update import rows_devices
+from coevo_jax.mesh import mesh_axes
 from coevo_jax.models.attention import related_blocks, splash_block
 from coevo_jax.plan.compiled import Compiled, Program
 from coevo_jax.plan.lengths import Drain, Lengths, drain_of, lognormal_lengths
@@ -123,20 +124,23 @@ def packed_rows(s: Slice, lengths: Lengths) -> Rows:
     height = -(-u.rows_per_micro // devices) * devices
     micro = -(-len(rows) // height)
     sizes = [[tokens[i] for i in members] for members in rows]
-    return Rows(micro, tokens, visited_share(sizes, micro * height, u.pack_length))
+    chips = math.prod(s.mesh.shape[axis] for axis in mesh_axes(s.rules.time))
+    return Rows(micro, tokens, visited_share(sizes, micro * height, u.pack_length, chips))
 
 
-def visited_share(sizes: list[list[int]], rows: int, length: int) -> float:
+def visited_share(sizes: list[list[int]], rows: int, length: int, chips: int = 1) -> float:
     """Of all causal blocks of splash attention over `rows` rows of so many tokens, the share that hold a pair of one segment.
-    sizes: segments of each row; further rows are empty."""
-    if length % 128:  # which the kernel can't run
+    sizes: segments of each row; further rows are empty. Where several chips share a row's time, all take as long as the one with
+    the most blocks."""
+    if length % (128 * chips):  # which the kernel can't run
         return 1.0
-    block = splash_block(length)
+    block = splash_block(length // chips)
     visited = 0
     for own in [*sizes, *([[]] * (rows - len(sizes)))]:
         ids = np.zeros(length, np.int32)
         ids[: sum(own)] = np.repeat(np.arange(1, len(own) + 1), own)
-        visited += int(np.tril(related_blocks(ids, block)).sum())
+        of_chip = np.tril(related_blocks(ids, block)).reshape(-1, chips, length // block).sum(axis=(0, 2))
+        visited += chips * int(of_chip.max())
     blocks = length // block
     return visited / (rows * blocks * (blocks + 1) / 2)
 
