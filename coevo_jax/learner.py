@@ -79,7 +79,11 @@ class Learner:
 
     def take_reference(self, params: Any) -> None:
         """Hold frozen parameters for the KL term."""
-        self.reference = cast_matrices(params, self.cfg.policy.dtype)
+        self.reference = _moved(cast_matrices(params, self.cfg.policy.dtype), self._reference_kind)
+
+    @property
+    def _reference_kind(self) -> str:
+        return "pinned_host" if self.cfg.update.reference == "host" else "device"
 
     def fresh_optimizer(self) -> None:
         """New moments and step count: the loop starts its own optimizer after the warm-up."""
@@ -95,7 +99,7 @@ class Learner:
         rows = self._rows(samples, cfg, loss)
         if loss == "policy" and self.cfg.loss.kl_weight > 0:
             assert self.reference is not None
-            rows = rows.replace(ref_logp=self.logprobs(self.reference, rows, temperature))
+            rows = rows.replace(ref_logp=self.logprobs(_moved(self.reference, "device"), rows, temperature))
         metrics: dict[str, Any] = {}
         inner = self.cfg.update.inner_iterations if loss == "policy" else 1
         if inner > 1:
@@ -120,6 +124,12 @@ class Learner:
         rows = pack(samples, cfg, devices=devices // processes, rows=most)
         rows = with_micro_batches(rows, largest([rows.tokens.shape[0]])[0])
         return global_rows(rows, NamedSharding(self.mesh, PartitionSpec(None, rules.batch)))
+
+
+def _moved(params: Any, kind: str) -> Any:
+    """Arrays in another memory of the same devices, or as they are where they lie in it."""
+    places = jax.tree.map(lambda x: x.sharding.with_memory_kind(kind), params)
+    return jax.tree.map(lambda x, s: x if x.sharding.memory_kind == kind else jax.device_put(x, s), params, places)
 
 
 def make_learner(name: str, cfg: Experiment, model: LoadedModel, mesh: Any = None, updates: int = 0) -> Learner:

@@ -61,13 +61,17 @@ def get_config() -> Experiment:
         advantage=AdvantageConfig(kind="group_std", ddof=0, epsilon=1e-6, max_resample=8),
         loss=LossConfig(kl_weight=0.001, kl_estimator="k3", tis_cap=2.0, clip_low=0.2, clip_high=0.2),
         optimizer=OptimizerConfig(lr=1e-6),
-        # A row holds a question of 2,048 tokens in the rubric's template and a rubric of 16,384.
-        update=UpdateConfig(pack_length=18944, max_segments=16, rows_per_micro=16, remat="full", attention="splash"),
+        # A row holds a question of 2,048 tokens in the rubric's template and a rubric of 16,384, in whole blocks of 512 a chip; a
+        # micro-batch has one row a host. v5e:8x8 needs update.remat=attention+qkv+residual.
+        update=UpdateConfig(
+            pack_length=20480, max_segments=32, rows_per_micro=1, remat="attention+qkv+residual+gate+up", logprob_chunk=1024,
+            attention="splash",
+        ),
         # Slots of all hosts: sized so that v4:2x2x4, v5p:2x2x2 and v5e:8x8 hold them (tpu/plan.py; a larger slice takes more).
         sampler=SamplerConfig(
             slots=192, length_classes=((96, 3072), (64, 8192), (32, 19456)), max_prompt=3072, max_new=16384, share_heads=False,
             steps_per_dispatch=64, read_lag=1, prefill_tokens=8192, kv_dtype="bfloat16", attention="pallas",
         ),
-        mesh=MeshConfig(data=1, fsdp=-1, tensor=4, train="fsdp"),
+        mesh=MeshConfig(data=1, fsdp=-1, tensor=4, train="context"),
         run=RunConfig(save_every=25, keep=2),
     )  # fmt: skip

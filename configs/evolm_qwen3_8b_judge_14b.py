@@ -21,5 +21,6 @@ def get_config() -> Experiment:
         cfg.judge, source="/models/Qwen3-14B", weights="int8", length_classes=((16, 6144), (8, 12288), (4, 40960))
     )
     # Room for a judge of this size on v4:2x2x4
+    update = dataclasses.replace(cfg.update, remat="attention+qkv+residual")
     sampler = dataclasses.replace(cfg.sampler, slots=144, length_classes=((72, 3072), (48, 8192), (24, 19456)))
-    return dataclasses.replace(cfg, name="evolm_qwen3_8b_judge_14b", judge=judge, sampler=sampler)
+    return dataclasses.replace(cfg, name="evolm_qwen3_8b_judge_14b", judge=judge, sampler=sampler, update=update)

@@ -18,5 +18,6 @@ def get_config() -> Experiment:
     cfg = main()
     judge = dataclasses.replace(cfg.judge, source="/models/Qwen3-8B", length_classes=((24, 6144), (8, 12288), (4, 40960)))
     # Room for a judge of this size on v4:2x2x4
+    update = dataclasses.replace(cfg.update, remat="attention+qkv+residual")
     sampler = dataclasses.replace(cfg.sampler, slots=144, length_classes=((72, 3072), (48, 8192), (24, 19456)))
-    return dataclasses.replace(cfg, name="evolm_qwen3_8b_judge_8b", judge=judge, sampler=sampler)
+    return dataclasses.replace(cfg, name="evolm_qwen3_8b_judge_8b", judge=judge, sampler=sampler, update=update)

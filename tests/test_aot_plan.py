@@ -68,16 +68,26 @@ def test_the_judge_decodes_on_its_own_host_and_a_plan_adds_up(tmp_path):
 
 @pytest.mark.slow
 def test_the_main_update_at_full_depth_fits_v4(tmp_path):
-    """36 layers, rows of 18,944 tokens on 16 chips of 32 GiB: 19.5 GiB, and an MFU of 0.39 by the model (docs/performance.md)."""
-    from coevo_jax.cost import mfu, program_cost, useful_update_flops
+    """36 layers, rows of 20,480 tokens on 16 chips of 32 GiB: an MFU above one half by the model (docs/performance.md)."""
+    from coevo_jax.cost import Network, mfu, program_cost, useful_update_flops
 
     s = slice_of("v4:2x2x4", layers=0)
     update = compile_one(s, "policy update", tmp_path, full=True)
     (phase,) = phases(s, {"policy update": update})
     assert update.in_place and not update.warnings
-    assert update.memory.peak < 20 * GIB and phase.over < 0
+    assert update.memory.peak < 26.5 * GIB and phase.over < 0
     rows = packed_rows(s, text_lengths(s, Workload(), "answer", 512))
-    cost = program_cost(update.parts[0].read(), s.topology.chip, aot.hosts_of(s.mesh), trips=(rows.micro_batches,),
-                        kernels=splash_kernels(rows.visited))  # fmt: skip
+    network = Network.of(list(s.mesh.devices.flat), s.topology.chip)
+    cost = program_cost(update.parts[0].read(), s.topology.chip, aot.hosts_of(s.mesh), network=network,
+                        trips=(rows.micro_batches,), kernels=splash_kernels(rows.visited))  # fmt: skip
+    assert not cost.unknown_kernels and not cost.unknown_loops
     share = mfu(useful_update_flops(s.policy, rows.tokens), cost.seconds, 16, s.topology.chip.bf16_flops)
-    assert share > 0.36  # the goal is 0.5
+    assert share > 0.5 and cost.exposed_seconds < 0.1 * cost.seconds
+
+
+@pytest.mark.slow
+def test_with_full_rematerialisation_it_takes_less_than_the_first_probe(tmp_path):
+    """17.1 GiB was the first probe's peak."""
+    s = slice_of("v4:2x2x4", "update.remat=full", layers=0)
+    update = compile_one(s, "policy update", tmp_path, full=True)
+    assert update.in_place and not update.warnings and update.memory.peak < 13.5 * GIB

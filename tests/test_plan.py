@@ -85,7 +85,7 @@ def test_what_lives_on_a_device():
     assert 0.5 < int8 / alive["judge weights"] < 0.52
     two = residents(slice_of("generator.mode=two", "loss.kl_weight=0", "optimizer.mu_dtype=bfloat16"))
     assert two["rubric moments"] == pytest.approx(6 * n / 8, rel=2e-3) and "policy reference" not in two
-    assert batch(slice_of(), ("ref_logp",)).tokens.shape == (32, 16, 18944)
+    assert batch(slice_of(), ("ref_logp",)).tokens.shape == (256, 2, 20480)
 
 
 def test_each_phase_counts_what_its_program_does_not_take():
@@ -142,7 +142,7 @@ def test_rows_drain_through_the_slots():
 
 
 def test_packed_rows_make_whole_micro_batches():
-    s = slice_of()
+    s = slice_of("mesh.train=fsdp", "update.pack_length=18944", "update.rows_per_micro=16")
     lengths = Lengths(np.full(512, 100), np.full(512, 4636), "")
     rows = packed_rows(s, lengths)  # 4 a row, 128 rows, 16 a micro-batch
     assert (rows.micro_batches, rows.tokens) == (8, [4736] * 512)
@@ -151,6 +151,10 @@ def test_packed_rows_make_whole_micro_batches():
     whole = packed_rows(s, Lengths(np.full(16, 100), np.full(16, 18844), ""))
     assert whole.visited == 1.0 and whole.micro_batches == 1
     assert packed_rows(s, Lengths(np.full(1, 100), np.full(1, 18844), "")).visited < 0.15  # 15 rows of padding cost nothing
+    along = packed_rows(slice_of(), Lengths(np.full(2, 100), np.full(2, 20380), ""))  # 40 blocks of a row over 4 chips
+    assert along.micro_batches == 1 and along.visited == pytest.approx(
+        4 * sum(range(4, 41, 4)) / (40 * 41 / 2)
+    )  # the last chip's
     work = Workload(answer=500)
     assert text_lengths(s, work, "answer", 4000).completions.mean() == pytest.approx(500, rel=0.1)
     assert text_lengths(s, work, "verdict", 4000).prompts.mean() == pytest.approx(400 + 200 + 500 + 1500, rel=0.1)
@@ -182,12 +186,17 @@ def test_the_plan_as_json_and_text(tmp_path, monkeypatch):
 
 
 def test_the_estimate_and_the_variants():
-    s, work = slice_of("schedule.prompts=8"), Workload(answer=200, rubric=100, verdict=50)
+    full = "update.remat=full"
+    s, work = slice_of("schedule.prompts=8", full), Workload(answer=200, rubric=100, verdict=50)
     plain = estimate.estimate(s, work)
     assert plain.may_fit and plain.seconds > 0
     kept = estimate.estimate(slice_of("schedule.prompts=8", "update.remat=attention"), work)
     dots = estimate.estimate(slice_of("schedule.prompts=8", "update.remat=dots"), work)
     assert plain.update_bytes < kept.update_bytes < dots.update_bytes and plain.update_seconds > kept.update_seconds
+    rows = estimate.estimate(slice_of("schedule.prompts=8", full, "mesh.train=fsdp"), work)
+    assert plain.update_bytes < rows.update_bytes  # a quarter of a row's activations
+    best = estimate.estimate(slice_of("schedule.prompts=8"), work)
+    assert best.update_seconds < kept.update_seconds < plain.update_seconds
     variants = estimate.variants(s.cfg, 2, 8)
     assert len(variants) == len(set(variants)) > 50 and {v.mesh.tensor for v in variants} == {1, 2, 4}
     assert estimate.scaled(((96, 3072), (1, 9)), 0.5, 4) == ((48, 3072), (4, 9))
@@ -197,7 +206,7 @@ def test_the_estimate_and_the_variants():
     flags = search.overrides(s.cfg, dataclasses.replace(s.cfg, sampler=slots))
     assert flags == ["--config.sampler.slots=6", "--config.sampler.length_classes=4,64;2,19456"]  # as a command line takes them
     grown = search.grown(s.cfg, 8, 16)
-    assert (grown.schedule.prompts, grown.update.rows_per_micro, grown.sampler.slots) == (16, 32, 384)
+    assert (grown.schedule.prompts, grown.update.rows_per_micro, grown.sampler.slots) == (16, 2, 384)
     with pytest.raises(UserError, match="do not grow"):
         search.grown(s.cfg, 7, 9)
 

@@ -86,6 +86,14 @@ def test_the_reference_stays(seen: dict[str, Any], whole: Run) -> None:
     assert same_bits(seen["reference"], jax.device_get(whole.system.learners["policy"].reference))
 
 
+@pytest.mark.slow
+def test_a_reference_that_waits_in_host_memory_changes_nothing(whole: Run, tmp_path: pathlib.Path) -> None:
+    done = run(tmp_path / "run", "update.reference=host", stop_after=2)
+    held = jax.tree.leaves(done.system.learners["policy"].reference)
+    assert held and {x.sharding.memory_kind for x in held} == {"pinned_host"}
+    assert [row["kl"] for row in done.rows] == [row["kl"] for row in whole.rows[:2]] and done.rows[1]["kl"] > 0
+
+
 # ------------------------------------------------------------------------------------------------------------------ rows
 
 EVERY_ROW = """

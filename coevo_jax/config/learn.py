@@ -62,3 +62,4 @@ class UpdateConfig:
     logprob_chunk: int = 128  # positions a step of the vocabulary scan
     vocab_tile: int = 0  # instead: ids a step, all positions at once (CPU; one device's whole vocabulary); 0 = by positions
     attention: str = "xla"  # xla | splash
+    reference: str = "device"  # where the KL's frozen weights wait: device | host (brought back for their pass, then freed)

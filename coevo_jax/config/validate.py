@@ -48,6 +48,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "optimizer.schedule": ("constant", "cosine"),
     "optimizer.mu_dtype": DTYPES,
     "update.attention": ("xla", "splash"),
+    "update.reference": ("device", "host"),
     "sampler.kv_dtype": (*DTYPES, "int8"),
     "sampler.attention": ("xla", "pallas"),
     "mesh.train": ("tensor", "fsdp", "context"),

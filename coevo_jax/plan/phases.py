@@ -66,7 +66,7 @@ def residents(s: Slice) -> dict[str, int]:
         params = device_bytes(trained_params(s, spec))
         out[f"{role} parameters"] = params
         out[f"{role} moments"] = device_bytes(train_state(s, spec)) - params
-        if s.cfg.loss.kl_weight > 0:
+        if s.cfg.loss.kl_weight > 0 and s.cfg.update.reference == "device":
             out[f"{role} reference"] = device_bytes(reference_params(s, spec))
         shared = s.cfg.policy.dtype == s.cfg.policy.param_dtype and same_places(spec, s.rules, s.mesh)
         out[f"{role} decode copy"] = 0 if shared else device_bytes(ahead.weights(spec, s.mesh, s.cfg.policy.dtype))
@@ -86,7 +86,7 @@ def beside(s: Slice, program: str, alive: dict[str, int]) -> dict[str, int]:
         for name in ("parameters", "decode copy"):
             out.pop(f"{role} {name}")
     elif kind.endswith("log-probs"):
-        out.pop(f"{role} {'reference' if kind.startswith('reference') else 'parameters'}")
+        out.pop(f"{role} {'reference' if kind.startswith('reference') else 'parameters'}", None)
     else:
         out |= _sampler_state(s, role, kind)
         out.pop("judge weights" if role == "judge" else f"{role} decode copy")
@@ -185,6 +185,8 @@ def _for_residents(s: Slice, phase: Phase) -> list[tuple[int, str]]:
     out: list[tuple[int, str]] = []
     if cfg.optimizer.mu_dtype == "float32":
         out.append((sum(n for name, n in alive.items() if name.endswith("moments")) // 4, "optimizer.mu_dtype=bfloat16"))
+    if references := sum(n for name, n in alive.items() if name.endswith("reference")):
+        out.append((references, "update.reference=host"))
     if cfg.judge.weights == "full" and s.judge is not None:
         out.append((alive["judge weights"] // 2, "judge.weights=int8"))
     if s.mesh.shape["data"] > s.topology.slices:
