@@ -17,7 +17,8 @@ from coevo_jax.config import Experiment, GeneratorConfig
 def get_config() -> Experiment:
     cfg = main()
     sampler = dataclasses.replace(cfg.sampler, slots=40, length_classes=((24, 3072), (12, 8192), (4, 19456)))
-    update = dataclasses.replace(cfg.update, remat="attention+qkv+residual")  # the other model's state lies beside
+    # The other model's state lies beside an update.
+    update = dataclasses.replace(cfg.update, remat="attention+qkv+residual")
     return dataclasses.replace(
         cfg, name="evolm_qwen3_8b_two_models", generator=GeneratorConfig(mode="two", thinking=True), sampler=sampler, update=update,
         judge=dataclasses.replace(cfg.judge, length_classes=((24, 6144), (8, 12288), (4, 40960))),
