@@ -20,6 +20,7 @@ def get_config() -> Experiment:
     # The other model's state lies beside an update.
     update = dataclasses.replace(cfg.update, remat="attention+qkv+residual")
     return dataclasses.replace(
-        cfg, name="evolm_qwen3_8b_two_models", generator=GeneratorConfig(mode="two", thinking=True), sampler=sampler, update=update,
+        cfg, name="evolm_qwen3_8b_two_models", generator=GeneratorConfig(mode="two", thinking=True), sampler=sampler,
+        update=update,
         judge=dataclasses.replace(cfg.judge, length_classes=((24, 6144), (8, 12288), (4, 40960))),
     )  # fmt: skip
