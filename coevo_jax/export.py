@@ -18,6 +18,7 @@ from absl import app, flags
 
 from coevo_jax.config import Experiment, api_model
 from coevo_jax.config.override import from_dict
+from coevo_jax.config.several import policy_names
 from coevo_jax.errors import UserError, nearest, parse_flags
 from coevo_jax.learn.update import init_state, make_optimizer
 from coevo_jax.models.export import export_hf
@@ -34,7 +35,7 @@ def load_trained(run: pathlib.Path, weights: str = "policy") -> tuple[LoadedMode
     if not (run / "config.json").is_file() or not (run / "checkpoints").is_dir():
         raise UserError("not a run folder", where=str(run), expected="config.json and checkpoints/ of a run")
     cfg = from_dict(Experiment, read_config(run), where=str(run / "config.json"))
-    sources = {"policy": cfg.policy}
+    sources = dict(zip(policy_names(cfg), (cfg.policy, *cfg.policies)))
     if cfg.generator.mode == "two" and not api_model(cfg.generator.source):
         sources["rubric"] = dataclasses.replace(cfg.policy, source=cfg.generator.source or cfg.policy.source, sha256="")
     if weights not in sources:
@@ -85,6 +86,6 @@ FLAGS = flags.FLAGS
 if __name__ == "__main__":
     flags.DEFINE_string("run", None, "a run folder", required=True)
     flags.DEFINE_string("out", None, "folder to make", required=True)
-    flags.DEFINE_string("weights", "policy", "policy, or rubric in two-model mode")
+    flags.DEFINE_string("weights", "policy", "policy, rubric in two-model mode, or policy_1, ... of several")
     flags.DEFINE_enum("dtype", "float32", list(DTYPES), "dtype of the weights in the files")
     app.run(main, flags_parser=parse_flags)

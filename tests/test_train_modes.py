@@ -61,7 +61,7 @@ def test_two_models_leave_each_other_alone(tmp_path: pathlib.Path) -> None:
 def test_one_model_is_moved_by_both_roles(tmp_path: pathlib.Path) -> None:
     seen: list[dict[str, Any]] = []
     done = run(tmp_path / "run", ONE_CYCLE, hook=watch(seen))
-    assert list(done.system.learners) == ["policy"] and done.system.context.one_voice
+    assert list(done.system.learners) == ["policy"] and done.system.context.one_voice()
     assert len({step["prints"]["policy"] for step in seen}) == 4
     assert int(done.system.learners["policy"].state.step) == 4  # one optimizer state too
 

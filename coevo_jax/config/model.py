@@ -108,7 +108,7 @@ class PanelConfig:
 
     judges: tuple[JudgeConfig, ...] = ()
     from_cycle: tuple[int, ...] = ()  # first cycle of each of `judges`; () = 0
-    # What several judges make of an answer, and of a rubric (docs/signals.md): margin_kappa_format is of rubrics, with mean scores.
+    # What several judges make of an answer, and of a rubric (docs/signals.md); margin_kappa_format is of rubrics alone.
     aggregate: str = "mean"  # mean | majority | mean_minus_variance | margin_kappa_format
     tie_breaker: str = "mean_score"  # mean_score | first_judge
 

@@ -1,7 +1,7 @@
 """The frozen records by name: overrides from the command line, to and from dicts, printing, differences. Imports no JAX.
 
-A key is the dotted path of a field, `schedule.k`. Its type is that of the record's annotation. A list of records has numbered keys,
-`panel.judges.0.source`; naming the first number that is free appends a record.
+A key is the dotted path of a field, `schedule.k`. Its type is that of the record's annotation. A list of records has numbered
+keys, `panel.judges.0.source`; naming the first number that is free appends a record.
 """
 
 from __future__ import annotations
@@ -37,9 +37,13 @@ def apply_overrides(cfg: Record, overrides: Iterable[str]) -> Record:
     return cfg
 
 
-@functools.cache
 def record_types(record: type) -> dict[str, Any]:
     """Field name -> annotation as a type, in the record's order."""
+    return _record_types(typing.cast(Any, record))
+
+
+@functools.cache
+def _record_types(record: Any) -> dict[str, Any]:
     hints = typing.get_type_hints(record)
     return {field.name: hints[field.name] for field in dataclasses.fields(record)}
 
@@ -71,13 +75,13 @@ def key_types(record: Any, example: bool = False) -> dict[str, Any]:
 
 
 @functools.cache
-def _example_keys(record: type) -> dict[str, Any]:
+def _example_keys(record: Any) -> dict[str, Any]:
     return key_types(record, example=True)
 
 
 def field_type(record: type, key: str) -> Any:
     """The type of the value at `key`; UserError for an unknown key or a key that names a whole record."""
-    keys = _example_keys(record)
+    keys = _example_keys(typing.cast(Any, record))
     first = re.sub(r"\.\d+(?=\.)", ".0", key)  # all items of a list are alike
     if first in keys:
         return keys[first]
@@ -173,7 +177,9 @@ def _replace_item(items: tuple[Any, ...], item: type, key: str, value: Any, name
     number, _, rest = key.partition(".")
     index = int(number)
     if index > len(items):
-        raise UserError(f"{name}.{index} skips {name}.{len(items)}", where=f"{name}.{key}", expected=f"{name}.{len(items)}.{rest}")
+        raise UserError(
+            f"{name}.{index} skips {name}.{len(items)}", where=f"{name}.{key}", expected=f"{name}.{len(items)}.{rest}"
+        )
     grown = (*items, item()) if index == len(items) else items
     return (*grown[:index], replace_at(grown[index], rest, value), *grown[index + 1 :])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 
 from coevo_jax.config import Experiment, JudgeConfig, ModelConfig, PanelConfig
@@ -14,6 +15,17 @@ def require(ok: bool, what: str, where: str, expected: str, close: str = "") -> 
     """UserError unless `ok`."""
     if not ok:
         raise UserError(what, where=where, expected=expected, nearest=close)
+
+
+# Items of the lists of records, and the record whose checks hold for each.
+ITEMS = {"panel.judges": "judge", "policies": "policy", "pairs.frozen_models": "policy"}
+
+
+def rule_of(key: str) -> str:
+    """The key whose choices and range hold for `key`: 'judge.dtype' for 'panel.judges.1.dtype'."""
+    for listed, like in ITEMS.items():
+        key = re.sub(rf"^{re.escape(listed)}\.\d+\.", f"{like}.", key)
+    return key
 
 
 # --------------------------------------------------------------------------------------------------------------- judges
@@ -60,16 +72,16 @@ def check_panel(cfg: Experiment, check_judge: Callable[[Experiment], None], trai
             raise UserError(texts[0], where=texts[1], expected=texts[2], nearest=error.nearest) from error
     groups = [serving(panel, cycle) for cycle in range(last_cycle(cfg) + 1)]
     together = [group for group in groups if len(group) > 1]
-    require(bool(together) or panel.aggregate == "mean",
-            f"panel.aggregate={panel.aggregate} would be ignored: no two judges serve together", keys, "panel.aggregate=mean")  # fmt: skip
+    what = f"panel.aggregate={panel.aggregate} would be ignored: no two judges serve together"
+    require(bool(together) or panel.aggregate == "mean", what, keys, "panel.aggregate=mean")
     for judge in (all_judges(cfg)[i] for group in together for i in group):
-        require(judge.protocol != "scalar" or judge.scalar == "sigmoid",
-                "a reward model's logit can't be combined with scores in [0, 1]", "panel.judges, judge.scalar", "scalar=sigmoid")  # fmt: skip
+        what = "a reward model's logit can't be combined with scores in [0, 1]"
+        require(judge.protocol != "scalar" or judge.scalar == "sigmoid", what, "panel.judges, judge.scalar", "scalar=sigmoid")
     if panel.aggregate == "margin_kappa_format":
-        require(trains_generator and cfg.rubric.reward == "margin",
-                f"panel.aggregate=margin_kappa_format is a reward of rubrics, from their margins, and rubric.reward="
-                f"{cfg.rubric.reward}, schedule.order={cfg.schedule.order}",
-                "panel.aggregate, rubric.reward, schedule.order", "rubric.reward=margin in a run that trains the generator")  # fmt: skip
+        what = f"it is a reward of rubrics from their margins, and rubric.reward={cfg.rubric.reward}"
+        expected = "rubric.reward=margin, in a run that trains the generator"
+        require(trains_generator and cfg.rubric.reward == "margin", f"panel.aggregate=margin_kappa_format: {what}",
+                "panel.aggregate, rubric.reward, schedule.order", expected)  # fmt: skip
 
 
 def _check_cycles(cfg: Experiment) -> None:
@@ -78,8 +90,8 @@ def _check_cycles(cfg: Experiment) -> None:
     require(not starts or len(starts) == len(judges),
             f"panel.from_cycle={shown} has {len(starts)} cycles for the {len(judges)} of panel.judges",
             "panel.from_cycle, panel.judges", f"{len(judges)} cycles, or none")  # fmt: skip
-    require(all(start >= 0 for start in starts) and list(starts) == sorted(starts),
-            f"panel.from_cycle={shown} is not in order", "panel.from_cycle", "cycles from 0, none below the one before it")  # fmt: skip
+    in_order = all(start >= 0 for start in starts) and list(starts) == sorted(starts)
+    require(in_order, f"panel.from_cycle={shown} is not in order", "panel.from_cycle", "cycles from 0, each at least the last")
     require(all(start <= last for start in starts), f"panel.from_cycle={shown}: the last cycle of the run is {last}",
             "panel.from_cycle, schedule.cycles", f"cycles of at most {last}")  # fmt: skip
 
@@ -102,13 +114,14 @@ def check_policies(cfg: Experiment, trains_generator: bool) -> None:
     for i, model in enumerate(cfg.policies):
         _check_weights(f"policies.{i}", model)
         same = (model.dtype, model.param_dtype) == (cfg.policy.dtype, cfg.policy.param_dtype)
-        require(same, f"policies.{i} has dtypes {model.dtype}, {model.param_dtype}", f"policies.{i}.dtype, policies.{i}.param_dtype",
-                f"those of policy: {cfg.policy.dtype}, {cfg.policy.param_dtype}")  # fmt: skip
+        key, what = f"policies.{i}.dtype", f"policies.{i} has dtypes {model.dtype}, {model.param_dtype}"
+        require(same, what, f"{key}, policies.{i}.param_dtype", f"those of policy: {cfg.policy.dtype}, {cfg.policy.param_dtype}")
     if cfg.policies:
         order = cfg.schedule.order
-        require(cfg.schedule.mode == "evolm" and order in ("alternate", "policy_only"),
-                f"policies would be ignored: schedule.mode={cfg.schedule.mode}, schedule.order={order}",
-                "policies, schedule.mode, schedule.order", "schedule.mode=evolm with schedule.order=alternate or policy_only")  # fmt: skip
+        what = f"policies would be ignored: schedule.mode={cfg.schedule.mode}, schedule.order={order}"
+        expected = "schedule.mode=evolm with schedule.order=alternate or policy_only"
+        taken = cfg.schedule.mode == "evolm" and order in ("alternate", "policy_only")
+        require(taken, what, "policies, schedule.mode, schedule.order", expected)
         require(not cfg.compat.buffer_entries, "compat.buffer_entries is one store of answers, whichever policy gave them",
                 "policies, compat.buffer_entries", "compat.buffer_entries=0")  # fmt: skip
     for i, model in enumerate(cfg.pairs.frozen_models):

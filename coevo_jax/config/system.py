@@ -41,7 +41,7 @@ class RubricConfig:
 
 @dataclasses.dataclass(frozen=True)
 class PairConfig:
-    """Where preference pairs come from. mixture: weights of temporal, inferred, conditioned, frozen, dataset (docs/signals.md)."""
+    """Where preference pairs come from (docs/signals.md). Weights of a mixture: temporal to dataset."""
 
     temporal: float = 1.0
     inferred: float = 0.0

@@ -14,7 +14,7 @@ from coevo_jax.config import EndpointConfig, Experiment, Sampling, api_model
 from coevo_jax.config.learn import REMAT_NAMES
 from coevo_jax.config.model import API
 from coevo_jax.config.override import conform, get_at, key_types
-from coevo_jax.config.several import all_judges, check_panel, check_policies
+from coevo_jax.config.several import all_judges, check_panel, check_policies, rule_of
 from coevo_jax.config.several import require as _require
 from coevo_jax.errors import UserError, nearest
 
@@ -75,7 +75,17 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(
         (
             *("data.heldout", "rubric.max_criteria", "rubric.separation_weight", "rubric.weight_tolerance", "pairs.temporal"),
-            *("pairs.inferred", "pairs.conditioned", "pairs.max_gap", "pairs.frozen", "pairs.dataset", "pairs.leak_words", "warmup.updates", "warmup.lr", "warmup.seed"),
+            *(
+                "pairs.inferred",
+                "pairs.conditioned",
+                "pairs.max_gap",
+                "pairs.frozen",
+                "pairs.dataset",
+                "pairs.leak_words",
+                "warmup.updates",
+                "warmup.lr",
+                "warmup.seed",
+            ),
             *("advantage.epsilon", "advantage.max_resample", "loss.constant_length", "loss.clip_low", "loss.clip_high"),
             *("loss.kl_weight", "loss.tis_cap", "optimizer.lr", "generator.lr", "optimizer.warmup_steps", "optimizer.eps"),
             *("optimizer.weight_decay", "optimizer.grad_clip", "judge.retries", "compat.policy_rubric_temperature"),
@@ -115,15 +125,6 @@ RANGES: dict[str, tuple[float, float]] = {
 }
 PROCEDURAL = "reasoning_gym"  # tasks with a verifier of their own
 SAMPLINGS = ("answer", "rubric_sampling", "question_sampling", "judge.sampling")
-# Items of the lists of records, and the record whose checks hold for each.
-ITEMS = {"panel.judges": "judge", "policies": "policy", "pairs.frozen_models": "policy"}
-
-
-def rule_of(key: str) -> str:
-    """The key whose choices and range hold for `key`: 'judge.dtype' for 'panel.judges.1.dtype'."""
-    for listed, like in ITEMS.items():
-        key = re.sub(rf"^{re.escape(listed)}\.\d+\.", f"{like}.", key)
-    return key
 
 
 def validate(cfg: Experiment) -> None:
