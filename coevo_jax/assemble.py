@@ -17,10 +17,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from coevo_jax import trained
 from coevo_jax.bench import Bench, Seat
 from coevo_jax.config import Experiment, JudgeConfig, ModelConfig, SamplerConfig, api_model, judge_sampler
-from coevo_jax.config.several import all_judges, frozen_names, judge_name, policy_names
-from coevo_jax.config.validate import compat_warnings
+from coevo_jax.config.several import all_judges, frozen_models, judge_name, policy_names
+from coevo_jax.config.validate import compat_warnings, generator_learns
 from coevo_jax.data import PromptSet, SlotStream, read_chat, read_pairs, read_prompts
 from coevo_jax.distributed import local_mesh
 from coevo_jax.errors import UserError
@@ -35,7 +36,7 @@ from coevo_jax.methods.fixed_rubrics import check_records
 from coevo_jax.methods.stage import Stage
 from coevo_jax.models.files import user_cache
 from coevo_jax.models.forward import param_shapes
-from coevo_jax.models.load import LoadedModel, load_model, load_scalar
+from coevo_jax.models.load import LoadedModel, load_scalar
 from coevo_jax.models.quantize import quantize_params, quantized_infos
 from coevo_jax.models.spec import ModelSpec
 from coevo_jax.preference.buffer import ReplayBuffer
@@ -57,14 +58,14 @@ CHECKED_QUESTIONS = 64  # of the longest ones, whose rubric prompts are made at 
 
 @dataclasses.dataclass
 class System:
-    """Everything of a run. `frozen`: weights that must never change, by name, with their fingerprints at the start."""
+    """Everything of a run. `held`: weights that must never change beside those of judges; fingerprints: of all such, at start."""
 
     cfg: Experiment
     stages: list[Stage]
     learners: dict[str, Learner]
     context: Context
     engines: list[Engine]
-    frozen: dict[str, Any]
+    held: dict[str, Any]
     frozen_fingerprints: dict[str, str]
     compat: list[str]
     bench: Bench
@@ -75,6 +76,11 @@ class System:
     def learner_of(self, role: str) -> Learner:
         """The weights that a role trains."""
         return self.learners.get(role, self.learners["policy"])
+
+    @property
+    def frozen(self) -> dict[str, Any]:
+        """All weights that must never change, by name."""
+        return self.held | self.bench.weights
 
     def temperature(self, stage: Stage) -> float:
         """The temperature of the distribution that the stage's completions were drawn from (1 for supervised data)."""
@@ -106,7 +112,7 @@ class System:
 
     def check_frozen(self) -> None:
         """The weights that the judge holds are those of the start (design.md 4.7). RuntimeError when they are not."""
-        held = self.frozen | self.bench.weights
+        held = self.frozen
         for seat, judge in zip(self.bench.serving, members(self.context.judge) if self.context.judge is not None else ()):
             if (instrument := getattr(judge, "instrument", None)) is not None:
                 held[seat.name] = instrument.params
@@ -147,9 +153,8 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True, watchdo
     policy = _load(cfg.policy, mesh, "policy", train_rules(cfg.mesh))
     models = {"policy": policy}
     endpoints = _make_endpoints(cfg, console)
-    if cfg.generator.mode == "two" and "generator" not in endpoints:
-        source = dataclasses.replace(cfg.policy, source=cfg.generator.source or cfg.policy.source, sha256="")
-        models["rubric"] = _load(source, mesh, "generator", train_rules(cfg.mesh))
+    if cfg.generator.mode == "two" and "generator" not in endpoints and generator_learns(cfg):
+        models["rubric"] = _load(_generator_model(cfg), mesh, "generator", train_rules(cfg.mesh))
     for i, (name, wanted) in enumerate(zip(policy_names(cfg)[1:], cfg.policies)):
         console.note(f"loading {name} {wanted.source!r}")
         models[name] = _load(wanted, mesh, f"policies.{i}", train_rules(cfg.mesh))
@@ -160,11 +165,11 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True, watchdo
     tokenizers = {name: ChatTokenizer.load(model.folder) for name, model in models.items()}
     loop = METHODS[cfg.schedule.mode](cfg)
     owner = {stage.role: stage.role if stage.role in models else "policy" for stage in loop}
-    trained = {name: sum(s.updates for s in loop if owner[s.role] == name) for name in models}
-    learners = {name: make_learner(name, cfg, model, mesh, trained[name]) for name, model in models.items()}
+    updates = {name: sum(s.updates for s in loop if owner[s.role] == name) for name in models}
+    learners = {name: make_learner(name, cfg, model, mesh, updates[name]) for name, model in models.items()}
     voices = {name: _voice(learners[name], tokenizers[name], engines) for name in models}
+    frozen = _frozen_voices(cfg, voices, engines, console)
     voices.setdefault("rubric", voices["policy"])
-    frozen = _frozen_policies(cfg, voices, engines, console)
 
     streams, warmup_role = _streams(cfg, tokenizers["policy"], console)
     stages = [*supervised.stages(cfg, warmup_role), *loop]
@@ -223,13 +228,22 @@ def _bench(cfg: Experiment, policy: LoadedModel, engines: _Engines, endpoints: d
     return bench
 
 
-def _frozen_policies(cfg: Experiment, voices: dict[str, Voice], engines: _Engines, console: RunConsole) -> dict[str, Any]:
-    """Give the frozen policies of pairs a voice each; their weights by name."""
+def _generator_model(cfg: Experiment) -> ModelConfig:
+    """The generator's own weights, in two-model mode."""
+    return dataclasses.replace(cfg.policy, source=cfg.generator.source or cfg.policy.source, sha256="")
+
+
+def _frozen_voices(cfg: Experiment, voices: dict[str, Voice], engines: _Engines, console: RunConsole) -> dict[str, Any]:
+    """Give a voice each to the frozen policies of pairs and to a generator with weights of its own that nothing trains, and so no
+    optimizer; their weights by name."""
+    wanted = {name: (f"pairs.frozen_models.{i}", model) for i, (name, model) in enumerate(frozen_models(cfg).items())}
+    two = cfg.schedule.mode == "evolm" and cfg.generator.mode == "two" and not api_model(cfg.generator.source)
+    if two and "rubric" not in voices:
+        wanted["rubric"] = ("generator", _generator_model(cfg))
     out = {}
-    for i, (name, model) in enumerate(zip(frozen_names(cfg), cfg.pairs.frozen_models)):
+    for name, (key, model) in wanted.items():
         console.note(f"loading {name} {model.source!r}")
-        wanted = dataclasses.replace(model, param_dtype=model.dtype)
-        found = _load(wanted, engines.mesh, f"pairs.frozen_models.{i}", DECODE_RULES)
+        found = _load(dataclasses.replace(model, param_dtype=model.dtype), engines.mesh, key, DECODE_RULES)
         tokenizer = ChatTokenizer.load(found.folder)
         out[name] = found.params
         voices[name] = Voice(tokenizer, engines.get(found.spec, tokenizer.stop_ids), functools.partial(out.get, name))
@@ -263,10 +277,12 @@ def _to_decode(params: Any, spec: ModelSpec, mesh: Any, cfg: Experiment) -> Any:
 
 
 def _load(
-    cfg: ModelConfig, mesh: Any, group: str, rules: ShardingRules, load: Callable[..., LoadedModel] = load_model
+    cfg: ModelConfig, mesh: Any, group: str, rules: ShardingRules, load: Callable[..., LoadedModel] | None = None
 ) -> LoadedModel:
-    """A role's model; an error names the key of its source beside the file."""
+    """A role's model; an error names its source's key beside the file. Of a run's weights, a generator takes the generator's."""
     try:
+        if load is None:
+            return trained.load(cfg, mesh, rules=rules, prefer="rubric" if group == "generator" else "policy")
         return load(cfg, mesh, rules=rules)
     except UserError as error:
         where = f"{group}.source, {error.where}".removesuffix(", ")
@@ -326,11 +342,11 @@ def _make_endpoints(cfg: Experiment, console: RunConsole) -> dict[str, Endpoint]
 
 
 def _source_key(name: str) -> str:
-    """The configuration key of frozen weights' source, by their name: judge, judge_1, frozen_0, ..."""
+    """The configuration key of frozen weights' source, by their name: judge, judge_1, frozen_0, rubric, ..."""
     group, _, number = name.partition("_")
     if group == "judge":
         return f"panel.judges.{int(number) - 1}.source" if number else "judge.source"
-    return f"pairs.frozen_models.{number}.source"
+    return f"pairs.frozen_models.{number}.source" if group == "frozen" else "generator.source"
 
 
 def _seat(name: str, cfg: Experiment, model: LoadedModel | None, engines: _Engines, endpoint: Endpoint | None) -> Seat:

@@ -101,7 +101,7 @@ def memory(system: System) -> dict[str, int]:
             out[f"{name} reference"] = params * sizes[0] // sizes[1]  # whose matrices are in the dtype of the computation
         if cfg.policy.dtype != cfg.policy.param_dtype:
             out[f"{name} sampler copy"] = params * sizes[0] // sizes[1]
-    for name, params in (system.bench.weights | system.frozen).items():
+    for name, params in system.frozen.items():
         out[name] = _bytes(params)
     for i, engine in enumerate(system.engines if cfg.schedule.mode != "sft" else []):
         out[f"sampler keys and values {i}" if i else "sampler keys and values"] = kv_bytes(engine)

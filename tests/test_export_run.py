@@ -13,6 +13,7 @@ import train_support as support
 from coevo_jax.errors import UserError
 from coevo_jax.export import export_run, load_trained
 from coevo_jax.models.load import load_model
+from coevo_jax.trained import split
 
 
 def test_the_exported_folder_holds_the_runs_last_weights(tmp_path: pathlib.Path):
@@ -44,3 +45,16 @@ def test_what_is_no_run_is_refused(tmp_path: pathlib.Path):
     support.run(tmp_path / "run", "schedule.cycles=1", "schedule.k=1")
     with pytest.raises(UserError, match="no weights 'rubrics'"):
         load_trained(tmp_path / "run", "rubrics")
+
+
+@pytest.mark.parametrize(
+    ("source", "parts"),
+    [
+        ("run:runs/a", ("runs/a", "", None)),
+        ("run:/x/y#rubric", ("/x/y", "rubric", None)),
+        ("run:/x@y/z#policy_1@500", ("/x@y/z", "policy_1", 500)),
+        ("run:runs/a@12", ("runs/a", "", 12)),
+    ],
+)
+def test_a_source_names_a_run_its_weights_and_an_update(source: str, parts: tuple[str, str, int | None]):
+    assert split(source) == (pathlib.Path(parts[0]), *parts[1:])

@@ -11,7 +11,7 @@ import pytest
 from train_support import REPO, make_batch, system_of
 
 from coevo_jax.assemble import System
-from coevo_jax.config.several import frozen_names
+from coevo_jax.config.several import frozen_models
 from coevo_jax.methods.context import Context
 from coevo_jax.methods.evolm import policy_batch, rubric_batch, stages
 from coevo_jax.methods.rewards import panel_rewards
@@ -48,7 +48,7 @@ def test_a_data_sets_pair_is_judged_as_it_stands() -> None:
 def test_of_two_frozen_policies_the_one_named_first_wins() -> None:
     system = system_of(*FROZEN)
     context = system.context
-    assert frozen_names(system.cfg) == ("frozen_0", "frozen_1", "frozen_2")
+    assert tuple(frozen_models(system.cfg)) == ("frozen_0", "frozen_1", "frozen_2")
     asked: list[tuple[str, int, int]] = []
     generate = Context.generate
 
@@ -68,7 +68,7 @@ def test_of_two_frozen_policies_the_one_named_first_wins() -> None:
     assert set(seen) == {("frozen_0", "frozen_1"), ("frozen_0", "frozen_2"), ("frozen_1", "frozen_2")}
     assert {role for role, *_ in asked} == {"policy", "frozen_0", "frozen_1", "frozen_2"}
     assert len(set(asked)) == len(asked)
-    assert set(system.frozen) == set(frozen_names(system.cfg)) == set(system.frozen_fingerprints)
+    assert set(system.frozen) == set(frozen_models(system.cfg)) == set(system.frozen_fingerprints)
     assert len(set(system.frozen_fingerprints.values())) == 1  # the same file three times
     assert context.voices["frozen_1"].weights() is system.frozen["frozen_1"]
 
@@ -77,7 +77,7 @@ def test_a_changed_frozen_policy_is_found_out() -> None:
     system = system_of(*FROZEN)
     system.check_frozen()
     held = system.frozen["frozen_2"]
-    system.frozen["frozen_2"] = {**held, "final_norm": held["final_norm"] * np.float32(1.5)}
+    system.held["frozen_2"] = {**held, "final_norm": held["final_norm"] * np.float32(1.5)}
     with pytest.raises(RuntimeError, match="the frozen frozen_2 changed"):
         system.check_frozen()
 

@@ -10,13 +10,15 @@ from typing import Any
 import jax
 import pytest
 from test_train_resume import assert_same
-from train_support import Run, run, system_of
+from train_support import Run, run, same_bits, system_of
 
 from coevo_jax.assemble import System
+from coevo_jax.config import ModelConfig
 from coevo_jax.errors import UserError
 from coevo_jax.judges import criterion_logits
 from coevo_jax.models.load import load_model, save_orbax
 from coevo_jax.records.fingerprint import fingerprint
+from coevo_jax.trained import load, load_trained
 
 pytestmark = pytest.mark.slow
 
@@ -63,6 +65,36 @@ def test_pairs_from_elsewhere_resume_exactly(tmp_path: pathlib.Path) -> None:
     assert shares == ["temporal", "frozen", "dataset"]
     run(tmp_path / "run", *MIXTURE, stop_after=3)
     assert_same(run(tmp_path / "run", *MIXTURE), whole)
+
+
+# ---------------------------------------------------------------------------------------------------------------- transfer
+
+
+def test_a_frozen_generator_of_another_run_writes_for_another_policy(tmp_path: pathlib.Path) -> None:
+    """Cross-policy transfer: what one run's generator has learnt judges the answers of a policy that never met it."""
+    first = run(tmp_path / "first", "generator.mode=two", "schedule.cycles=2", "schedule.k=1", "run.save_every=1", "run.keep=9")
+    transfer = (
+        "generator.mode=two", "generator.frozen=true", f"generator.source=run:{tmp_path / 'first'}",
+        "schedule.order=policy_only", "schedule.cycles=2", "run.save_every=1",
+    )  # fmt: skip
+    whole = run(tmp_path / "whole", *transfer)
+    held = whole.system.frozen["rubric"]
+    assert same_bits(held, first.params["rubric"]) and not same_bits(held, whole.params["policy"])
+    assert list(whole.system.learners) == ["policy"] and [row["role"] for row in whole.rows] == ["policy"] * 4
+    run(tmp_path / "run", *transfer, stop_after=2)
+    assert_same(run(tmp_path / "run", *transfer), whole)
+    # Other weights, and those of an earlier update: after the third one of the run both had moved once or twice.
+    policy, _ = load_trained(tmp_path / "first", "policy")
+    assert same_bits(policy.params, first.params["policy"])
+    early = load(ModelConfig(source=f"run:{tmp_path / 'first'}#rubric@1"))
+    assert early.source.endswith("first#rubric@1") and same_bits(early.params, load_model("tiny").params)  # it had not begun
+    with pytest.raises(UserError, match="no good checkpoint of update 7") as error:
+        load(ModelConfig(source=f"run:{tmp_path / 'first'}@7"))
+    assert error.value.expected == "one of the updates 4, 3, 2, 1"
+    # A run that began from a run's weights knows their shapes.
+    again = run(tmp_path / "again", f"policy.source=run:{tmp_path / 'first'}", "schedule.cycles=1", "schedule.k=1")
+    assert same_bits(again.system.learners["policy"].reference, first.params["policy"])
+    assert same_bits(load_trained(tmp_path / "again")[0].params, again.params["policy"])
 
 
 # -------------------------------------------------------------------------------------------------------------- curriculum

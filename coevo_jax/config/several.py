@@ -104,9 +104,9 @@ def policy_names(cfg: Experiment) -> tuple[str, ...]:
     return ("policy", *(f"policy_{i}" for i in range(1, len(cfg.policies) + 1)))
 
 
-def frozen_names(cfg: Experiment) -> tuple[str, ...]:
-    """Roles of the frozen policies of pairs, best first."""
-    return tuple(f"frozen_{i}" for i in range(len(cfg.pairs.frozen_models)))
+def frozen_models(cfg: Experiment) -> dict[str, ModelConfig]:
+    """The frozen policies of pairs by role, 'frozen_0', ..., best first."""
+    return {f"frozen_{i}": model for i, model in enumerate(cfg.pairs.frozen_models)}
 
 
 def check_policies(cfg: Experiment, trains_generator: bool) -> None:

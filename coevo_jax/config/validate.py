@@ -292,6 +292,11 @@ def trains_generator(cfg: Experiment) -> bool:
     return cfg.schedule.mode == "evolm" and cfg.schedule.order != "policy_only" and not cfg.generator.frozen
 
 
+def generator_learns(cfg: Experiment) -> bool:
+    """Does anything train the generator's weights: rubric updates, or a warm-up on rubrics?"""
+    return trains_generator(cfg) or cfg.warmup.updates > 0
+
+
 def _check_lengths(cfg: Experiment) -> None:
     limit = cfg.data.max_prompt_tokens
     _require(

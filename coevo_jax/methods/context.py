@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from coevo_jax.config import Experiment, ModelConfig, Sampling
-from coevo_jax.config.several import frozen_names, policy_names
+from coevo_jax.config.several import frozen_models, policy_names
 from coevo_jax.data import SlotStream
 from coevo_jax.distributed import own
 from coevo_jax.judges import Judge
@@ -79,8 +79,8 @@ class Context:
 
     def model(self, role: str) -> ModelConfig:
         """The settings of a policy, trained or frozen."""
-        names = (*policy_names(self.cfg), *frozen_names(self.cfg))
-        return (self.cfg.policy, *self.cfg.policies, *self.cfg.pairs.frozen_models)[names.index(role)]
+        own = dict(zip(policy_names(self.cfg), (self.cfg.policy, *self.cfg.policies)))
+        return (own | frozen_models(self.cfg))[role]
 
     def buffer_slot(self, policy: str, slot: int) -> int:
         """Where the replay buffer keeps a policy's answers of a prompt slot."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from coevo_jax.config.several import frozen_names
+from coevo_jax.config.several import frozen_models
 from coevo_jax.methods.context import Context
 from coevo_jax.methods.stage import Step
 from coevo_jax.preference.buffer import Entry, hashed
@@ -77,7 +77,7 @@ def _draft(ctx: Context, step: Step, slot: int, attempt: int, guards: dict[str, 
 
 def _two_frozen(ctx: Context, step: Step, slot: int, attempt: int) -> tuple[str, str]:
     """Two of the frozen policies, the better first: every two of them as often."""
-    two = list(itertools.combinations(frozen_names(ctx.cfg), 2))
+    two = list(itertools.combinations(frozen_models(ctx.cfg), 2))
     return two[hashed("frozen pair", ctx.cfg.seed, step.update, slot, attempt) % len(two)]
 
 
@@ -117,7 +117,7 @@ def _frozen_answers(ctx: Context, step: Step, attempt: int, drafts: list[_Draft]
     long = {slot for (slot, _), ids in prompts.items() if len(ids) > ctx.cfg.sampler.max_prompt}
     for _ in long:
         _count(guards, "frozen_prompt_too_long")
-    for role in frozen_names(ctx.cfg):
+    for role in frozen_models(ctx.cfg):
         asked = [d for d in drafts if role in d.writers and d.slot not in long]
         requests = [
             ctx.request(prompts[d.slot, role], 1, "accepted" if role == d.writers[0] else "rejected", role, step.update,
