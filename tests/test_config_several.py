@@ -10,6 +10,7 @@ from coevo_jax.config.scale import shrink
 from coevo_jax.config.several import rule_of
 from coevo_jax.config.validate import validate
 from coevo_jax.errors import UserError
+from coevo_jax.records.run_folder import config_differences
 
 TWO = ("panel.judges.0.source=/a", "panel.judges.1.source=/b")
 FROZEN = ("pairs.frozen=1", "pairs.frozen_models.0.source=/a", "pairs.frozen_models.1.source=/b")
@@ -120,3 +121,10 @@ def test_smoke_lets_every_judge_and_policy_have_a_turn() -> None:
     assert [m.source for m in (*cfg.policies, *cfg.pairs.frozen_models)] == ["tiny"] * 4
     assert (cfg.schedule.cycles, cfg.pairs.data) == (3, "tiny")
     assert shrink(Experiment()).schedule.cycles == 1 and shrink(Experiment()).pairs.data == ""
+
+
+def test_how_a_judge_of_a_panel_is_reached_may_change_between_two_starts() -> None:
+    before, after = (to_dict(with_(*TWO, f"panel.judges.1.endpoint.base_url={url}")) for url in ("http://a/v1", "http://b/v1"))
+    assert config_differences(before, after) == []
+    after["panel"]["judges"][1]["endpoint"]["extra_body"] = "{}"
+    assert config_differences(before, after) == ['panel.judges.1.endpoint.extra_body: "" -> "{}"']

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import train_support as support
 
+from coevo_jax.config import ModelConfig
 from coevo_jax.errors import UserError
 from coevo_jax.export import export_run, load_trained
 from coevo_jax.models.load import load_model
-from coevo_jax.trained import split
+from coevo_jax.trained import load, split
 
 
 def test_the_exported_folder_holds_the_runs_last_weights(tmp_path: pathlib.Path):
@@ -22,6 +23,8 @@ def test_the_exported_folder_holds_the_runs_last_weights(tmp_path: pathlib.Path)
     again, start = load_model(str(tmp_path / "out")), load_model("tiny")
     trained, step = load_trained(tmp_path / "run")
     assert step == 2
+    rubric = load(ModelConfig(source=f"run:{tmp_path / 'run'}"), prefer="rubric")  # one model plays both roles
+    assert rubric.source.endswith("run#policy@2") and support.same_bits(rubric.params, trained.params)
     for a, b in zip(jax.tree.leaves(again.params), jax.tree.leaves(trained.params), strict=True):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
     assert any((np.asarray(a) != np.asarray(b)).any() for a, b in zip(*map(jax.tree.leaves, (again.params, start.params))))

@@ -144,8 +144,17 @@ def two() -> System:
 
 
 def test_each_policy_has_its_own_answers_prompts_and_store(two: System) -> None:
-    context = two.context
-    batches = {name: policy_batch(context, Step(i, 0, 0, name, name)) for i, name in enumerate(("policy", "policy_1"))}
+    context, asked = two.context, set[str]()
+    generate = Context.generate
+
+    def listening(self: Context, role: str, requests: list[Any]) -> Any:
+        asked.update(f"{role} as {r.role}" for r in requests)
+        return generate(self, role, requests)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Context, "generate", listening)
+        batches = {name: policy_batch(context, Step(i, 0, 0, name, name)) for i, name in enumerate(("policy", "policy_1"))}
+    assert asked == {f"{name} as {name}" for name in ("policy", "policy_1", "rubric")}  # the role is part of the noise
     held = {entry.slot: entry for entry in context.buffer._all()}
     assert sorted(held) == list(range(8))  # four slots each
     for i, (name, batch) in enumerate(batches.items()):

@@ -91,7 +91,7 @@ RUBRIC = '{"criteria": [{"criterion": "The answer must name Lima as the capital 
     ("answer", "found"),
     [
         ("As asked, the answer must name Lima as the capital of Peru.", True),
-        ("THE ANSWER, must name:\nLima as the capital!", True),  # neither case nor punctuation hides it
+        ("THE ANSWER, must NAME:\nlima as the CAPITAL!", True),  # neither case nor punctuation hides it
         ("It is Lima, the capital of Peru.", False),
         ("", False),
     ],

@@ -116,10 +116,19 @@ def curriculum(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> tuple
 def test_judges_take_their_turns_are_let_go_and_resume(curriculum: tuple[str, ...], tmp_path: pathlib.Path) -> None:
     seen: list[dict[str, Any]] = []
     first: list[Any] = []
+    at_loading: list[tuple[int, bool]] = []
 
     def watch(system: System, row: dict[str, Any], done: int) -> None:
         if not first:
             first.append(weakref.ref(jax.tree.leaves(system.bench.seats[0].params)[0]))
+            make = system.bench._make
+
+            def listening(number: int) -> Any:
+                gc.collect()
+                at_loading.append((number, first[0]() is not None))
+                return make(number)
+
+            system.bench._make = listening
         gc.collect()
         alive = first[0]() is not None
         seen.append({"cycle": row["cycle"], "judges": sorted(system.bench.weights), "first alive": alive})
@@ -127,6 +136,7 @@ def test_judges_take_their_turns_are_let_go_and_resume(curriculum: tuple[str, ..
     whole = run(tmp_path / "whole", *curriculum, hook=watch)
     assert [s["judges"] for s in seen] == [["judge"], ["judge"], ["judge_1"], ["judge_1"], [], []]
     assert [s["first alive"] for s in seen] == [True, True, False, False, False, False]
+    assert at_loading == [(1, False), (2, False)]  # two judges are never in memory together
     prints = whole.system.frozen_fingerprints
     assert set(prints) == {"judge", "judge_1"} and prints["judge"] != prints["judge_1"]
     assert all("oracle" not in r["judge"]["raw"] for r in whole.rollouts(0))
