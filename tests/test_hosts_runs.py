@@ -230,6 +230,7 @@ def test_a_judge_of_weights_and_a_warm_up_on_two_processes(tmp_path: pathlib.Pat
 @pytest.mark.slow
 def test_several_policies_judges_and_sources_of_pairs_on_two_processes(tmp_path: pathlib.Path) -> None:
     own = (
+        "seed=5",
         "policies.0.source=tiny",
         "schedule.cycles=1",
         "optimizer.lr=1e-5",
