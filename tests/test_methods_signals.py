@@ -120,8 +120,16 @@ def test_a_panels_rewards_are_those_of_its_judges_margins() -> None:
                 disagreed += len(set(row["margins"])) > 1
         expected = panel_rewards(margins, [row["parts"]["format"] for row in group], system.cfg.rubric, system.cfg.panel)
         assert [row["reward"] for row in group] == expected
+    assert all(batch.metrics[f"panel/failure_share_{i}"] == answers.metrics[f"panel/failure_share_{i}"] == 0 for i in range(3))
     assert disagreed and 0 <= batch.metrics["panel/agreement"] < 1
     assert {f"panel/pair_accuracy_{i}" for i in range(3)} <= batch.metrics.keys()
+
+
+def test_the_judge_of_a_panel_that_fails_is_told_by_its_number() -> None:
+    system = system_of(*ORACLES, "panel.judges.1.oracle_failure_rate=0.3")
+    row = make_batch(system, "policy", 0, 0).metrics
+    assert row["panel/failure_share_2"] == row["judge/failure_share"] > 0.1
+    assert row["panel/failure_share_0"] == row["panel/failure_share_1"] == 0
 
 
 # -------------------------------------------------------------------------------------------------------- several policies

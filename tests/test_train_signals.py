@@ -59,6 +59,16 @@ def test_rotation_resumes_exactly(stop_after: int, rotation: Run, tmp_path: path
     assert_same(run(tmp_path / "run", *ROTATION), rotation)
 
 
+def test_the_first_of_two_policies_may_be_the_generator(tmp_path: pathlib.Path) -> None:
+    single = ("policies.0.source=tiny", "schedule.cycles=2", "schedule.k=1", "run.save_every=1")
+    whole = run(tmp_path / "whole", *single)
+    assert set(whole.system.learners) == {"policy", "policy_1"}
+    assert {name: int(learner.state.step) for name, learner in whole.system.learners.items()} == {"policy": 4, "policy_1": 2}
+    assert [row["policy"] for row in whole.rows if row["role"] == "rubric"] == ["policy", "policy_1"]
+    run(tmp_path / "run", *single, stop_after=5)
+    assert_same(run(tmp_path / "run", *single), whole)
+
+
 def test_pairs_from_elsewhere_resume_exactly(tmp_path: pathlib.Path) -> None:
     whole = run(tmp_path / "whole", *MIXTURE)
     shares = [name for name in ("temporal", "frozen", "dataset") if any(row.get(f"pairs/share_{name}") for row in whole.rows)]

@@ -88,6 +88,7 @@ def policy_batch(ctx: Context, step: Step) -> Batch:
     _add_verdicts(facts, verdicts, ctx.cfg.judge.alarm_failure_share)
     facts.ratio("judge/tie_share", *_ties(groups))
     _add_spread(facts, groups, "judge")
+    _add_seats(facts, ctx, verdicts)
     if ctx.writer is not None:
         facts.total("rubric/endpoint_failed", counts["rubric/endpoint_failed"])
     return to_batch(ctx, step, groups, advantages, facts)
@@ -232,6 +233,7 @@ def rubric_batch(ctx: Context, step: Step) -> Batch:
     _add_spread(facts, groups, "accepted")
     facts.mean("rubric/pair_accuracy", [p["margin"] > 0 for p in parts])
     _add_panel(facts, groups)
+    _add_seats(facts, ctx, verdicts)
     return to_batch(ctx, step, groups, advantages, facts)
 
 
@@ -350,6 +352,12 @@ def _add_panel(facts: Facts, groups: list[Group]) -> None:
     facts.mean("panel/kappa", [kappa for group in rows if group and (kappa := group_kappa(group)) is not None])
     for number, margins in enumerate(zip(*[own for group in rows for own in group])):
         facts.mean(f"panel/pair_accuracy_{number}", [m > 0 for m in margins])
+
+
+def _add_seats(facts: Facts, ctx: Context, verdicts: list[Verdict]) -> None:
+    """Of several judges: on which share of the items each was the one that failed."""
+    for number, name in enumerate(ctx.judge.seats if isinstance(ctx.judge, Panel) else ()):
+        facts.share(f"panel/failure_share_{number}", [v.status != "ok" and v.detail.startswith(f"{name}: ") for v in verdicts])
 
 
 def _pair_note(pair: Pair) -> dict[str, Any]:
