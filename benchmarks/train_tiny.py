@@ -43,6 +43,7 @@ EXAMPLES = 24_000  # demonstrations of each sort, clean and broken, walked in a 
 CLEAN_SHARE = 0.6  # of the steps
 PROMPTS = 400
 CHATS = 240
+PAIRS = 200
 ROW, ROWS = 128, 20  # tokens of a packed row, rows of a step
 
 # ------------------------------------------------------------------------------------------------ tokenizer
@@ -356,6 +357,17 @@ def chat_rows(seed: int) -> list[dict[str, Any]]:
     return rows
 
 
+def pair_rows(seed: int) -> list[dict[str, Any]]:
+    """Preference pairs: an answer that meets all of its question, and a weakened one whose true quality is lower."""
+    rng, rows = random.Random(f"pairs {seed}"), list[dict[str, Any]]()
+    while len(rows) < PAIRS:
+        question, perfect = world.make_question(rng)
+        worse = weaken(rng, question, perfect, 1.0)
+        if world.true_quality(question, worse) < 1.0:
+            rows.append({"id": f"tiny-pair-{len(rows):04d}", "prompt": question, "chosen": perfect, "rejected": worse})
+    return rows
+
+
 def _rubric_record(rng: random.Random, question: str) -> dict[str, Any]:
     return json.loads(demo_rubric(rng, question, invalid=0.0, relevance=0.8))
 
@@ -392,6 +404,7 @@ def main(_: list[str]) -> None:
     save_tokenizer(folder)
     _write_json(folder / "config.json", hf_config())
     _write_rows(root / "data" / "tiny_prompts.jsonl", prompt_rows(SEED.value))
+    _write_rows(root / "data" / "tiny_pairs.jsonl", pair_rows(SEED.value))
     _write_rows(root / "data" / "warmup" / "tiny.jsonl", chat_rows(SEED.value))
 
     tokenizer = ChatTokenizer.load(str(folder))

@@ -13,12 +13,14 @@ from coevo_jax.records.facts import Facts
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """Where the run stands. `update` counts all updates and keys every draw; `policy_updates` is the clock of answers' age."""
+    """Where the run stands. `update` counts all updates and keys every draw; `policy`: whose answers the batch holds;
+    `policy_updates`: that policy's, the clock of its answers' age."""
 
     update: int
     policy_updates: int
     cycle: int
     role: str
+    policy: str = "policy"
 
 
 @dataclasses.dataclass
@@ -37,7 +39,8 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """`loss`: 'policy' (cfg.loss) or 'sft'. `counts_as_policy`: do its updates age the stored answers?"""
+    """`loss`: 'policy' (cfg.loss) or 'sft'. `counts_as_policy`: do its updates age the stored answers? `policy`: whose answers
+    its batches hold."""
 
     name: str
     role: str
@@ -46,3 +49,4 @@ class Stage:
     make_batch: Callable[[Context, Step], Batch]
     loss: str = "policy"
     counts_as_policy: bool = False
+    policy: str = "policy"

@@ -64,7 +64,7 @@ def load_model(cfg: ModelConfig | str, mesh: Any = None, *, rules: ShardingRules
         return _load_gguf(cfg, path, mesh, rules)
     if (path / orbax_folder.ITEM).is_dir():
         files = sorted(p for p in (path / orbax_folder.ITEM).rglob("*") if p.is_file())
-        return _load_orbax(cfg, OrbaxFolder(str(path)), path, _checked_hash(cfg, files), mesh, rules)
+        return load_orbax(cfg, OrbaxFolder(str(path)), path, _checked_hash(cfg, files), mesh, rules)
     source = SafetensorsFolder(path)
     digest = _checked_hash(cfg, source.files)
     spec = spec_from_hf(read_json(path / "config.json"), str(path / "config.json"))
@@ -167,7 +167,7 @@ def _load_bucket(cfg: ModelConfig, mesh: Any, rules: ShardingRules) -> LoadedMod
         raise UserError("a source in a bucket is not read whole, so its sha256 can't be compared", where=cfg.source,
                         expected="an empty sha256, or a local folder")  # fmt: skip
     source = OrbaxFolder(cfg.source)
-    return _load_orbax(cfg, source, _bucket_folder(source), source.hash(), mesh, rules)
+    return load_orbax(cfg, source, _bucket_folder(source), source.hash(), mesh, rules)
 
 
 def _bucket_folder(source: OrbaxFolder) -> pathlib.Path:
@@ -189,9 +189,10 @@ def _bucket_folder(source: OrbaxFolder) -> pathlib.Path:
     return folder
 
 
-def _load_orbax(
+def load_orbax(
     cfg: ModelConfig, source: OrbaxFolder, folder: pathlib.Path, digest: str, mesh: Any, rules: ShardingRules
 ) -> LoadedModel:
+    """Parameters from an open Orbax source; folder: config.json and the tokenizer's files; digest: their identity."""
     spec = spec_from_hf(read_json(folder / "config.json"), f"{source.where}/config.json")
     placed = _shardings(spec, mesh, rules)
     if placed is None:
