@@ -5,7 +5,7 @@
 
 Hardware: with int8 weights of the judge sized for v4:2x2x4 (docs/performance.md, 'Plans'; tpu/plan.py compiles it for a slice);
 it was never run on a TPU.
-Expected: nothing is known; the paper judges with Qwen3-1.7B.
+Expected by the paper (Table 19): RewardBench 2 67.6, JudgeBench 65.3, 12-task average 69.0.
 """
 
 import dataclasses

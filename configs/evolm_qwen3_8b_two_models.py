@@ -4,7 +4,7 @@
         --config.policy.source=/models/Qwen3-8B --config.judge.source=/models/Qwen3-1.7B --config.data.prompts=tulu3_prompts.jsonl
 
 Hardware: sized for v4:2x2x4 (docs/performance.md, 'Plans'; tpu/plan.py compiles it for a slice); it was never run on a TPU.
-Expected: as the main experiment, whose released code trains two models.
+Expected by the paper (Table 17): RewardBench 2 48.4, JudgeBench 45.7, 12-task average 69.3.
 """
 
 import dataclasses

@@ -14,7 +14,7 @@ from train_support import REPO
 
 from coevo_jax.config import CompatConfig, Experiment
 from coevo_jax.config.load import load_config
-from coevo_jax.config.override import apply_overrides, key_types, parse_value, print_config
+from coevo_jax.config.override import apply_overrides, field_type, key_types, parse_value, print_config
 
 DOC = REPO / "docs" / "paper.md"
 MAIN = "configs/evolm_qwen3_8b.py"
@@ -26,8 +26,11 @@ CONFIGS = sorted(
     if not path.name.startswith(("_", "smollm2")) and path.name != "tiny.py" and str(path.relative_to(REPO)) != MAIN
 )
 
+# Items of these lists are compared with the main config's own record.
+ITEMS = {"panel.judges": "judge", "policies": "policy", "pairs.frozen_models": "policy"}
+ITEM = re.compile(rf"({'|'.join(map(re.escape, ITEMS))})\.\d+\.(.+)")
+
 Row = tuple[str, ...]
-TYPES = key_types(Experiment)
 
 
 @functools.cache
@@ -49,14 +52,22 @@ def printed(cfg: Experiment) -> dict[str, str]:
     return dict(line.split("=", 1) for line in print_config(cfg).splitlines())
 
 
-def diff(a: Experiment, b: Experiment) -> list[str]:
-    """Keys on which two configs are printed differently."""
-    return [key for key, value in printed(a).items() if printed(b)[key] != value]
+def diff(main: Experiment, cfg: Experiment) -> list[str]:
+    """Keys that a config prints otherwise than the main one; of an added item its source, and what the main record has not."""
+    before, after = printed(main), printed(cfg)
+    changed = []
+    for key in {**before, **after}:
+        item = ITEM.fullmatch(key)
+        if item and item[2] != "source" and after.get(key) == before[f"{ITEMS[item[1]]}.{item[2]}"]:
+            continue
+        if before.get(key) != after.get(key):
+            changed.append(key)
+    return changed
 
 
 def differs(cfg: Experiment, key: str, value: str) -> bool:
     """Is the config's value another one? Of a path the last part counts."""
-    kind, now = TYPES[key], printed(cfg)[key]
+    kind, now = field_type(Experiment, key), printed(cfg)[key]
     if key.endswith(".source"):
         return pathlib.PurePath(now).name != pathlib.PurePath(value).name
     return bool(parse_value(now, kind, key) != parse_value(value, kind, key))
@@ -87,7 +98,7 @@ def test_the_settings_are_those_of_the_main_config() -> None:
 
 @pytest.mark.parametrize("key, value", [(key, value) for key, value, _ in table(TEXT, "settings")])
 def test_a_config_that_changes_a_setting_of_the_paper_is_found(key: str, value: str) -> None:
-    kind = TYPES[key]
+    kind = field_type(Experiment, key)
     other = {bool: str(value == "false").lower(), str: f"{value}_2"}.get(kind, "") or str(kind(float(value)) * 2 + 1)
     assert wrong_settings(TEXT, apply_overrides(config(MAIN), [f"{key}={other}"])) == [key]
 
@@ -181,7 +192,7 @@ def test_every_file_that_it_names_exists() -> None:
 
 
 def test_keys_that_it_names_exist() -> None:
-    known = printed(config(MAIN))
+    known = [re.sub(r"\.0\.", ".", key) for key in key_types(Experiment, example=True)]
     for key in re.findall(r"`([a-z_]+\.[a-z_]+(?:\.[a-z_]+)*)`", TEXT):
         if key.split(".")[0] in {name.split(".")[0] for name in known if "." in name}:
             assert key in known or any(name.startswith(f"{key}.") for name in known), key

@@ -5,8 +5,8 @@
 
 Hardware: a slice that holds configs/evolm_qwen3_8b.py, whose other flags (sources, data) apply here too; never run on
 a TPU.
-Paper (arXiv 2605.03871): a row of the ablation over preference signals; temporal contrast is the main experiment.
-Expected by the paper (Table 18): RewardBench 2 45.6, JudgeBench 47.2, 12-task average 68.9. Needs no older policy.
+Paper (arXiv 2605.03871): Table 18: RewardBench 2 45.6, JudgeBench 47.2, 12-task average 68.9.
+Expected: needs no older policy.
 """
 
 from coevo_jax.config import Experiment
