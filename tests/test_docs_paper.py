@@ -133,7 +133,14 @@ def test_every_key_that_the_main_config_sets_stands_in_one_table() -> None:
 
 @pytest.mark.parametrize("path", CONFIGS)
 def test_what_a_config_changes_has_its_rows(path: str) -> None:
-    assert wrong_changes(TEXT, config(MAIN), path, config(path)) == []
+    now = printed(config(path))
+    lines = [
+        f"| `{path}` | `{key}` | `{now[key]}` | §..., Table ... or ours: ... |"
+        for key in diff(config(MAIN), config(path))
+        if key != "name"
+    ]
+    wrong = wrong_changes(TEXT, config(MAIN), path, config(path))
+    assert wrong == [], "docs/paper.md should have these rows:\n" + "\n".join(lines)
     rows = [row for row in table(TEXT, "changes") if row[0] == path]
     assert all(PLACE.search(where) or "ours:" in where for *_, where in rows)
 
