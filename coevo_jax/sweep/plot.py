@@ -39,6 +39,6 @@ def _draw(panel: Any, table: Table, index: int, line: int, name: str) -> None:
     if found is None:
         return
     seeds = [value for run in table.groups[name] if (value := run.values[index]) is not None]
-    panel.plot(seeds, [line] * len(seeds), "o", color="0.7", markersize=3)
+    panel.plot(seeds, [line] * len(seeds), "o", color="0.45", markersize=2.5, zorder=3)
     low, high = (found.mean if end is None else end for end in (found.low, found.high))
     panel.errorbar(found.mean, line, xerr=[[found.mean - low], [high - found.mean]], fmt="o", color="C0", markersize=4, capsize=2)
