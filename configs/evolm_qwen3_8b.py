@@ -6,7 +6,8 @@
         --config.policy.source=/models/Qwen3-8B --config.judge.source=/models/Qwen3-1.7B --config.data.prompts=tulu3_prompts.jsonl
 
 Data: the first user turns of the Tulu 3 preference mixture, about 271K prompts after deduplication.
-Hardware: a v5p-16 or v4-32 slice; this code was never run on a TPU.
+Hardware: a v4-32, a v5p-16 or, with update.remat=attention+qkv+residual, a v5e-64: by its plans (docs/performance.md); this code
+was never run on a TPU.
 Expected by the paper: RewardBench 2 46.0, JudgeBench 44.4, 12-task average 69.3. docs/paper.md has every setting's place in it.
 
 Where the released code differs and a switch brings that back (docs/paper.md has all differences):
