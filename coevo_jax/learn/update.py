@@ -28,6 +28,7 @@ from coevo_jax.mesh import (
     ShardingRules,
     batch_sharding,
     mesh_axes,
+    one_cpu,
     param_shardings,
     replicated,
     train_rules,
@@ -120,7 +121,7 @@ def make_update(spec: ModelSpec, optimizer: Optimizer, loss: Loss, cfg: Experime
     An update whose gradient is not finite changes nothing and reports nonfinite = 1. Metrics are float32 scalars: those of the
     loss, and loss, grad_norm, update_norm, param_norm, lr, nonfinite, tokens/trained.
     """
-    loss_cfg, rules, pieces = loss_config(cfg), train_rules(cfg.mesh), _one_cpu(mesh)
+    loss_cfg, rules, pieces = loss_config(cfg), train_rules(cfg.mesh), one_cpu(mesh)
 
     def micro_loss(params: Params, batch: TokenBatch, denominators: Any, temperature: Any) -> tuple[jax.Array, Metrics]:
         logp, entropy = batch_logprobs(params, spec, batch, temperature, cfg, mesh)
@@ -193,7 +194,7 @@ def _head_logprobs(
 def vocab_tile(cfg: UpdateConfig, mesh: Mesh | None, params: Params) -> int:
     """update.vocab_tile, its -1 resolved: tiles where one CPU holds a head in full precision, else 0."""
     whole = not isinstance(params["embed"], Int8Weight)
-    return cfg.vocab_tile if cfg.vocab_tile >= 0 else CPU_TILE if whole and _one_cpu(mesh) else 0
+    return cfg.vocab_tile if cfg.vocab_tile >= 0 else CPU_TILE if whole and one_cpu(mesh) else 0
 
 
 def summed_gradients(
@@ -294,16 +295,8 @@ def rows_devices(mesh: Mesh | None, rules: ShardingRules = RULES) -> int:
 
 def _compiler_options(mesh: Mesh | None) -> dict[str, Any] | None:
     """Those of the devices that will run the program, which need not be those of this machine (aot.py)."""
-    return cpu_options("DOT") if _platform(mesh) == "cpu" else None
-
-
-def _platform(mesh: Mesh | None) -> str:
-    return jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
-
-
-def _one_cpu(mesh: Mesh | None) -> bool:
-    """Does the program run on one device, a CPU?"""
-    return _platform(mesh) == "cpu" and (mesh is None or mesh.size == 1)
+    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    return cpu_options("DOT") if platform == "cpu" else None
 
 
 def _micro(batch: TokenBatch, i: jax.Array, mesh: Mesh | None, rules: ShardingRules) -> TokenBatch:
