@@ -36,7 +36,7 @@ def get_config() -> Experiment:
         advantage=AdvantageConfig(kind="group_std", drop_zero_variance=False, max_resample=0),
         loss=LossConfig(kl_weight=0.001, kl_estimator="k3", aggregation="sequence"),
         optimizer=OptimizerConfig(lr=1e-6),
-        update=UpdateConfig(pack_length=768, max_segments=12, rows_per_micro=2, remat="dots"),
+        update=UpdateConfig(pack_length=768, max_segments=12, rows_per_micro=1, remat="dots"),
         sampler=SamplerConfig(slots=64, narrow=(8, 16, 32, 48), max_prompt=96, max_new=MAX_NEW, steps_per_dispatch=8),
         run=RunConfig(save_every=10**6, keep=1),
     )

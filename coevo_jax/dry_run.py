@@ -125,7 +125,7 @@ def activation_bytes(spec: ModelSpec, cfg: Experiment) -> int:
     products = tokens * (2 * D + 2 * F + (spec.heads + 2 * spec.kv_heads) * spec.head_dim)
     scores = tokens * u.pack_length * spec.heads if u.attention == "xla" else 0
     others = tokens * (2 * D + 4 * F + (2 * spec.heads + spec.kv_heads) * spec.head_dim) + scores
-    logits = tokens * u.vocab_tile or u.rows_per_micro * u.logprob_chunk * spec.vocab_size
+    logits = tokens * max(u.vocab_tile, 0) or u.rows_per_micro * u.logprob_chunk * spec.vocab_size
     if u.remat in ("none", "dots"):
         kept, inner = products * spec.layers, spec.layers if u.remat == "none" else 2
     else:

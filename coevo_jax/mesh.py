@@ -135,6 +135,12 @@ def vocab_batch_sharding(mesh: Mesh, rules: ShardingRules = RULES) -> NamedShard
     return NamedSharding(mesh, PartitionSpec(left))
 
 
+def one_cpu(mesh: Mesh | None) -> bool:
+    """Does a program for `mesh` (None: the default device) run on one device, a CPU?"""
+    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    return platform == "cpu" and (mesh is None or mesh.size == 1)
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     """The whole array on every device."""
     return NamedSharding(mesh, PartitionSpec())

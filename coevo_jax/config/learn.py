@@ -60,6 +60,6 @@ class UpdateConfig:
     # again | its input and some of REMAT_NAMES, as attention+qkv
     remat: str = "full"
     logprob_chunk: int = 128  # positions a step of the vocabulary scan
-    vocab_tile: int = 0  # instead: ids a step, all positions at once (CPU; one device's whole vocabulary); 0 = by positions
+    vocab_tile: int = -1  # instead: ids a step, all positions at once; 0 = by positions; -1 = by ids on one CPU, else 0
     attention: str = "xla"  # xla | splash
     reference: str = "device"  # where the KL's frozen weights wait: device | host (brought back for their pass, then freed)

@@ -95,11 +95,11 @@ RANGES: dict[str, tuple[float, float]] = {
                 "judge.max_prompt",
                 "sampler.read_lag",
                 "sampler.forced_tokens",
-                "update.vocab_tile",
             ),
         ),
         (0, math.inf),
     ),
+    "update.vocab_tile": (-1, math.inf),
     **dict.fromkeys(
         (
             *("judge.oracle_noise", "judge.oracle_failure_rate"),
@@ -249,7 +249,7 @@ def _check_learn(cfg: Experiment) -> None:
         "loss.constant_length of at least 1, for example answer.max_new_tokens",
     )
     _require(
-        cfg.update.vocab_tile == 0 or cfg.mesh.tensor == 1,
+        cfg.update.vocab_tile <= 0 or cfg.mesh.tensor == 1,
         f"update.vocab_tile={cfg.update.vocab_tile} cuts a whole vocabulary, and mesh.tensor={cfg.mesh.tensor} shards it",
         "update.vocab_tile, mesh.tensor",
         "update.vocab_tile=0 (by update.logprob_chunk)",

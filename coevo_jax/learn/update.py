@@ -22,11 +22,13 @@ from coevo_jax.config import Experiment, LossConfig, OptimizerConfig, UpdateConf
 from coevo_jax.errors import UserError
 from coevo_jax.learn.losses import Loss, count, drop_truncated
 from coevo_jax.learn.packing import TokenBatch
+from coevo_jax.learn.pieces import square_sum, step_in_pieces
 from coevo_jax.mesh import (
     RULES,
     ShardingRules,
     batch_sharding,
     mesh_axes,
+    one_cpu,
     param_shardings,
     replicated,
     train_rules,
@@ -34,11 +36,13 @@ from coevo_jax.mesh import (
 from coevo_jax.models.attention import time_order
 from coevo_jax.models.forward import Params, forward, param_shapes
 from coevo_jax.models.logprobs import token_logprobs
+from coevo_jax.models.quantize import Int8Weight
 from coevo_jax.models.spec import ModelSpec
 from coevo_jax.models.tables import over_head
 from coevo_jax.sampler.programs import cpu_options
 
 Metrics = dict[str, jax.Array]
+CPU_TILE = 2048  # ids of a tile of the vocabulary on one CPU: the tile's logits of a micro-batch stay near the cores
 
 
 class TrainState(struct.PyTreeNode):
@@ -51,10 +55,13 @@ class TrainState(struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-    """An optax transformation and its learning rate by step."""
+    """An optax transformation and its learning rate by step. It is a chain of two: the clip of the gradient's norm at `grad_clip`
+    (0: none), and a rule that looks at one number at a time."""
 
     transform: optax.GradientTransformation
     lr: Callable[[Any], Any]
+    rule: optax.GradientTransformation
+    grad_clip: float
 
 
 # -------------------------------------------------------------------------------------------------------------- optimizer
@@ -70,7 +77,7 @@ def make_optimizer(cfg: OptimizerConfig, updates: int = 0) -> Optimizer:
     lr = _schedule(cfg, updates)
     adamw = optax.adamw(lr, cfg.b1, cfg.b2, cfg.eps, mu_dtype=cfg.mu_dtype, weight_decay=cfg.weight_decay, mask=_decays)
     clip = optax.clip_by_global_norm(cfg.grad_clip) if cfg.grad_clip > 0 else optax.identity()
-    return Optimizer(optax.chain(clip, adamw), lr)
+    return Optimizer(optax.chain(clip, adamw), lr, adamw, cfg.grad_clip)
 
 
 def _schedule(cfg: OptimizerConfig, updates: int) -> Callable[[Any], Any]:
@@ -114,7 +121,7 @@ def make_update(spec: ModelSpec, optimizer: Optimizer, loss: Loss, cfg: Experime
     An update whose gradient is not finite changes nothing and reports nonfinite = 1. Metrics are float32 scalars: those of the
     loss, and loss, grad_norm, update_norm, param_norm, lr, nonfinite, tokens/trained.
     """
-    loss_cfg, rules = loss_config(cfg), train_rules(cfg.mesh)
+    loss_cfg, rules, pieces = loss_config(cfg), train_rules(cfg.mesh), one_cpu(mesh)
 
     def micro_loss(params: Params, batch: TokenBatch, denominators: Any, temperature: Any) -> tuple[jax.Array, Metrics]:
         logp, entropy = batch_logprobs(params, spec, batch, temperature, cfg, mesh)
@@ -127,7 +134,7 @@ def make_update(spec: ModelSpec, optimizer: Optimizer, loss: Loss, cfg: Experime
         grads, metrics = summed_gradients(
             lambda params, micro: micro_loss(params, micro, denominators, temperature), state.params, batch, spec, mesh, rules
         )
-        state, applied = apply_gradients(state, grads, optimizer)
+        state, applied = apply_gradients(state, grads, optimizer, pieces)
         return state, {**metrics, **applied, "tokens/trained": batch.mask.sum().astype(jnp.float32)}
 
     out = None if mesh is None else (state_shardings(spec, optimizer, mesh, rules), replicated(mesh))
@@ -172,15 +179,22 @@ def _head_logprobs(
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """token_logprobs by models/tables.py: a device has its part of the vocabulary and whole rows."""
     if mesh is None or mesh.size == 1:
-        return token_logprobs(params, spec, hidden, targets, temperature, cfg.logprob_chunk, cfg.vocab_tile)
+        tile = vocab_tile(cfg, mesh, params)
+        return token_logprobs(params, spec, hidden, targets, temperature, cfg.logprob_chunk, tile)
     head: Params = {name: params[name] for name in (("embed",) if spec.tied else ("unembed",))}
     temperatures = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), targets.shape)
 
     def run(head: Params, hidden: jax.Array, targets: jax.Array, temperatures: jax.Array, vocab: tuple[str, ...]) -> Any:
-        tile = 0 if vocab else cfg.vocab_tile
+        tile = 0 if vocab else max(cfg.vocab_tile, 0)
         return token_logprobs(head, spec, hidden, targets, temperatures, cfg.logprob_chunk, tile, vocab)
 
     return over_head(run, head, hidden, mesh, rules, (targets, temperatures))
+
+
+def vocab_tile(cfg: UpdateConfig, mesh: Mesh | None, params: Params) -> int:
+    """update.vocab_tile, its -1 resolved: tiles where one CPU holds a head in full precision, else 0."""
+    whole = not isinstance(params["embed"], Int8Weight)
+    return cfg.vocab_tile if cfg.vocab_tile >= 0 else CPU_TILE if whole and one_cpu(mesh) else 0
 
 
 def summed_gradients(
@@ -193,6 +207,10 @@ def summed_gradients(
     at the end are not run.
     """
     gradient = jax.grad(micro_loss, has_aux=True)
+    if batch.tokens.shape[0] == 1:  # no sums: they would hold a second copy of the gradient
+        grads, metrics = gradient(params, _micro(batch, jnp.int32(0), mesh, rules))
+        grads = _like_params(jax.tree.map(lambda g: g.astype(jnp.float32), grads), spec, mesh, rules)
+        return grads, {name: x.astype(jnp.float32) for name, x in metrics.items()}
 
     def step(i: jax.Array, carry: tuple[Params, Metrics]) -> tuple[Params, Metrics]:
         grads, metrics = gradient(params, _micro(batch, i, mesh, rules))
@@ -205,23 +223,41 @@ def summed_gradients(
     return lax.fori_loop(0, _used(batch), step, (zeros, start))
 
 
-def apply_gradients(state: TrainState, grads: Params, optimizer: Optimizer) -> tuple[TrainState, Metrics]:
-    """One optimizer step, or none where the gradient is not finite."""
-    norm = optax.tree.norm(grads)
+def apply_gradients(state: TrainState, grads: Params, optimizer: Optimizer, pieces: bool = False) -> tuple[TrainState, Metrics]:
+    """One optimizer step, or none where the gradient is not finite. pieces: by learn/pieces.py."""
+    norm = jnp.sqrt(square_sum(grads)) if pieces else optax.tree.norm(grads)
     finite = jnp.isfinite(norm)
-    grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)
-    with jax.numpy_dtype_promotion("standard"):  # optax raises a float to an integer power
-        updates, opt_state = optimizer.transform.update(grads, state.opt_state, state.params)
-    new = TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1)
-    new = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state)
+    apply = _apply_in_pieces if pieces else _apply_whole
+    params, opt_state, update_norm, param_norm = apply(state, grads, optimizer, norm, finite)
+    new = TrainState(params, opt_state, state.step + finite.astype(jnp.int32))
     metrics = {
         "grad_norm": norm,
-        "update_norm": jnp.where(finite, optax.tree.norm(updates), 0.0),
-        "param_norm": optax.tree.norm(new.params),
+        "update_norm": update_norm,
+        "param_norm": param_norm,
         "lr": optimizer.lr(state.step),
         "nonfinite": 1.0 - finite.astype(jnp.float32),
     }
     return new, {name: x.astype(jnp.float32) for name, x in metrics.items()}
+
+
+Applied = tuple[Params, Any, jax.Array, jax.Array]
+
+
+def _apply_whole(state: TrainState, grads: Params, optimizer: Optimizer, norm: jax.Array, finite: jax.Array) -> Applied:
+    """Parameters, state, and the norms of the change and of the parameters."""
+    grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state.params)
+    with jax.numpy_dtype_promotion("standard"):  # optax raises a float to an integer power
+        updates, opt_state = optimizer.transform.update(grads, state.opt_state, state.params)
+    new = optax.apply_updates(state.params, updates), opt_state
+    params, opt_state = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, (state.params, state.opt_state))
+    return params, opt_state, jnp.where(finite, optax.tree.norm(updates), 0.0), optax.tree.norm(params)
+
+
+def _apply_in_pieces(state: TrainState, grads: Params, optimizer: Optimizer, norm: jax.Array, finite: jax.Array) -> Applied:
+    clip, (first, rule_state) = optimizer.grad_clip, state.opt_state
+    scale = jnp.where(norm < clip, 1.0, clip / norm) if clip > 0 else jnp.float32(1.0)
+    params, rule_state, changed, total = step_in_pieces(optimizer.rule, state.params, rule_state, grads, scale, finite)
+    return params, (first, rule_state), jnp.sqrt(changed), jnp.sqrt(total)
 
 
 def make_logprobs(spec: ModelSpec, cfg: Experiment, mesh: Mesh | None = None) -> Callable[[Params, TokenBatch, Any], jax.Array]:

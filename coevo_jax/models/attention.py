@@ -1,4 +1,4 @@
-"""Attention over packed rows: an XLA einsum everywhere, splash attention on TPU; one switch.
+"""Attention over packed rows: an XLA einsum everywhere, pairs of blocks on one CPU, splash attention on TPU; one switch.
 
 Axes: B batch, T query time, C time of a block of queries, S key time, H heads, K kv heads, G query heads a kv head, d head width.
 """
@@ -17,6 +17,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from coevo_jax.errors import UserError
+from coevo_jax.mesh import one_cpu
+from coevo_jax.models.pair_attention import pair_attention
 
 NEGATIVE = -1e30  # finite, so that a fully masked (padding) row gives zeros' mean and not NaN
 KEPT = "attention"  # the name under which a remat policy keeps what the kernel's gradient needs
@@ -95,6 +97,8 @@ def packed_attention(
     that a layer may have, since it compiles one kernel each, and with several devices the `mesh` of the arrays; its axes `dealt`
     cut the rows (none inside a shard_map over them), and `along` their time, which then lies in `time_order`.
     """
+    if choice == "xla" and one_cpu(mesh):
+        return pair_attention(q, k, v, positions, segments, window, parents)
     if choice == "xla":
         return _xla_attention(q, k, v, positions, segments, window, parents)
     if choice not in ("splash", "splash_interpret"):

@@ -19,7 +19,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 
-from coevo_jax.mesh import RULES, ShardingRules, mesh_axes, token_sharding, vocab_batch_sharding
+from coevo_jax.mesh import RULES, ShardingRules, mesh_axes, one_cpu, token_sharding, vocab_batch_sharding
 from coevo_jax.models.attention import KEPT, packed_attention
 from coevo_jax.models.quantize import product, rows
 from coevo_jax.models.remat import remat_policy
@@ -202,7 +202,8 @@ def forward(
         q, k, v = (checkpoint_name(y, "qkv") for y in (q, k, v))
         window = constants["window"] if spec.windows else None
         attended = attend(q, k, v, positions_BxT, segment_ids_BxT, window, parents=parent_ids_BxT)
-        attended = checkpoint_name(attended, KEPT) if attention == "xla" else attended  # splash names its own residuals
+        # splash, and pairs of blocks, name their own residuals
+        attended = checkpoint_name(attended, KEPT) if attention == "xla" and not one_cpu(mesh) else attended
         x = checkpoint_name(attention_output(layer, spec, x, attended), "residual")
         return mlp_block(layer, spec, x), None
 

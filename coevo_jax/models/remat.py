@@ -10,14 +10,17 @@ from typing import Any
 import jax
 
 from coevo_jax.config.learn import REMAT_NAMES
+from coevo_jax.models.attention import KEPT
+from coevo_jax.models.pair_attention import PAIRS
 from coevo_jax.models.spec import ModelSpec
 
 
 def remat_policy(remat: str) -> Any:
     """The policy of jax.checkpoint for a choice other than 'none'. models/forward.py gives the names of REMAT_NAMES."""
+    policies, names = jax.checkpoint_policies, () if remat == "full" else remat.split("+")
     if remat == "dots":
-        return jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-    return jax.checkpoint_policies.save_only_these_names(*(() if remat == "full" else remat.split("+")))
+        return policies.save_from_both_policies(policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names(PAIRS))
+    return policies.save_only_these_names(*names, *([PAIRS] if KEPT in names else []))
 
 
 def kept_parts(remat: str) -> frozenset[str]:
