@@ -299,9 +299,8 @@ def drain_on_host(s: Slice, engine: Any, lengths: Lengths, count: int) -> Drain:
     hosts = math.prod(s.mesh.shape[axis] for axis in ("data", "fsdp"))
     classes = tuple((n // hosts, size) for n, size in engine.classes)
     own = -(-count // hosts)
-    shares = [
-        Lengths(*(x[i : i + own] for x in (lengths.prompts, lengths.completions)), lengths.text) for i in range(0, count, own)
-    ]
+    parts = [slice(i, i + own) for i in range(0, count, own)]
+    shares = [Lengths(lengths.prompts[part], lengths.completions[part], lengths.text) for part in parts]
     drains = [drain_of(classes, x, len(x.prompts), engine.cfg.steps_per_dispatch, engine.cfg.read_lag) for x in shares]
     return max(drains, key=lambda drain: drain.dispatches)
 
