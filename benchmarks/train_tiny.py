@@ -43,6 +43,7 @@ EXAMPLES = 24_000  # demonstrations of each sort, clean and broken, walked in a 
 CLEAN_SHARE = 0.6  # of the steps
 PROMPTS = 400
 CHATS = 240
+PAIRS = 240
 ROW, ROWS = 128, 20  # tokens of a packed row, rows of a step
 
 # ------------------------------------------------------------------------------------------------ tokenizer
@@ -356,6 +357,22 @@ def chat_rows(seed: int) -> list[dict[str, Any]]:
     return rows
 
 
+def pair_rows(seed: int) -> list[dict[str, Any]]:
+    """Preference pairs: of two answers, both short of perfect, the one of the higher true quality is chosen. `margin`: by how
+    much."""
+    rng = random.Random(f"pairs {seed}")
+    rows: list[dict[str, Any]] = []
+    while len(rows) < PAIRS:
+        question, perfect = world.make_question(rng)
+        answers = [weaken(rng, question, perfect, strength) for strength in (3.0, 0.5)]
+        scored = sorted(((world.true_quality(question, a), a) for a in answers), reverse=True)
+        margin = scored[0][0] - scored[1][0]
+        if margin >= 0.1:
+            sides = {"chosen": scored[0][1], "rejected": scored[1][1], "margin": round(margin, 4)}
+            rows.append({"id": f"tiny-pair-{len(rows):04d}", "prompt": question, **sides})
+    return rows
+
+
 def _rubric_record(rng: random.Random, question: str) -> dict[str, Any]:
     return json.loads(demo_rubric(rng, question, invalid=0.0, relevance=0.8))
 
@@ -393,6 +410,7 @@ def main(_: list[str]) -> None:
     _write_json(folder / "config.json", hf_config())
     _write_rows(root / "data" / "tiny_prompts.jsonl", prompt_rows(SEED.value))
     _write_rows(root / "data" / "warmup" / "tiny.jsonl", chat_rows(SEED.value))
+    _write_rows(root / "data" / "tiny_pairs.jsonl", pair_rows(SEED.value))
 
     tokenizer = ChatTokenizer.load(str(folder))
     spec = spec_from_hf(hf_config(), str(folder / "config.json"))

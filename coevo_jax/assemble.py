@@ -26,13 +26,13 @@ from coevo_jax.judges import JUDGE_PROMPTS, MODEL_FREE, SCALAR, Judge, make_judg
 from coevo_jax.judges.scalar import RewardModel, ScalarJudge
 from coevo_jax.learner import Learner, make_learner
 from coevo_jax.mesh import DECODE_RULES, RULES, ShardingRules, make_mesh, param_shardings, train_rules
-from coevo_jax.methods import evolm, supervised, verifiable
+from coevo_jax.methods import evolm, reward_model, supervised, verifiable
 from coevo_jax.methods.context import Context, Voice
 from coevo_jax.methods.fixed_rubrics import check_records
 from coevo_jax.methods.stage import Stage
 from coevo_jax.models.files import user_cache
 from coevo_jax.models.forward import param_shapes
-from coevo_jax.models.load import LoadedModel, load_model, load_scalar
+from coevo_jax.models.load import LoadedModel, load_model, load_scalar, trained_loader
 from coevo_jax.models.quantize import quantize_params, quantized_infos
 from coevo_jax.models.spec import ModelSpec
 from coevo_jax.preference.buffer import ReplayBuffer
@@ -47,8 +47,9 @@ from coevo_jax.text.chat import ChatTokenizer
 from coevo_jax.text.prompts import template_identity
 from coevo_jax.watchdog import Watchdog
 
-METHODS = {"evolm": evolm.stages, "verifiable": verifiable.stages, "sft": lambda cfg: []}
+METHODS = {"evolm": evolm.stages, "verifiable": verifiable.stages, "sft": lambda cfg: [], "reward": reward_model.stages}
 
+UNSAMPLED = ("sft", "reward")  # modes in which nothing is drawn
 CHECKED_QUESTIONS = 64  # of the longest ones, whose rubric prompts are made at the start
 
 
@@ -73,7 +74,7 @@ class System:
 
     def temperature(self, stage: Stage) -> float:
         """The temperature of the distribution that the stage's completions were drawn from (1 for supervised data)."""
-        if stage.loss == "sft":
+        if stage.loss != "policy":
             return 1.0
         return (self.cfg.answer if stage.role == "policy" else self.cfg.rubric_sampling).temperature
 
@@ -116,7 +117,7 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True, watchdo
     mesh = make_mesh(cfg.mesh) if jax.device_count() > 1 else None
     console.note(f"devices: {jax.device_count()} {jax.devices()[0].platform}" + (f", mesh {dict(mesh.shape)}" if mesh else ""))
     console.note(f"loading policy {cfg.policy.source!r}")
-    policy = _load(cfg.policy, mesh, "policy", train_rules(cfg.mesh))
+    policy = _load(cfg.policy, mesh, "policy", train_rules(cfg.mesh), trained_loader(cfg))
     models = {"policy": policy}
     endpoints = _make_endpoints(cfg, console)
     if cfg.generator.mode == "two" and "generator" not in endpoints:
@@ -282,6 +283,11 @@ def _streams(cfg: Experiment, tokenizer: ChatTokenizer, console: RunConsole) -> 
         streams["warmup"] = SlotStream(PromptSet.of(records, cfg.warmup.data), cfg.warmup.seed, cfg.warmup.batch, "warmup")
     if cfg.schedule.mode == "sft":
         return streams, role
+    if cfg.schedule.mode == "reward":
+        pairs = reward_model.read(cfg, tokenizer, lambda done, total: console.progress("pairs measured", done, total))
+        console.note(f"{len(pairs)} pairs" + (f", {n} over the limit left out" if (n := pairs.filtered) else ""))
+        streams[reward_model.STREAM] = SlotStream(pairs, cfg.seed, cfg.reward.pairs, reward_model.STREAM)
+        return streams, role
     if cfg.schedule.mode == "evolm" and cfg.schedule.order == "generator_first" and cfg.generator.mode == "single":
         console.note("note: generator_first with generator.mode=single: training the policy changes the generator's weights too")
 
@@ -307,7 +313,7 @@ def _inputs(context: Context) -> dict[str, Input]:
         names["pairs.inference_prompt"] = cfg.pairs.inference_prompt if cfg.pairs.inferred > 0 else ""
         names["pairs.conditioned_prompt"] = cfg.pairs.conditioned_prompt if cfg.pairs.conditioned > 0 else ""
     found = {key: Input(*template_identity(name)) for key, name in names.items() if name}
-    for key, stream in (("data.prompts", "policy"), ("warmup.data", "warmup")):
+    for key, stream in (("data.prompts", "policy"), ("warmup.data", "warmup"), ("reward.data", reward_model.STREAM)):
         if stream in context.streams:
             prompts = context.streams[stream].prompts
             found[key] = Input(prompts.hash, f"{key}={prompts.source}")
@@ -364,7 +370,7 @@ def _check_examples(context: Context) -> None:
 
 def _warm_up(system: System, engines: _Engines, judge_model: LoadedModel | None, console: RunConsole) -> None:
     """Compile the sampler's programs, so that nothing compiles later inside the loop."""
-    if system.cfg.schedule.mode == "sft":
+    if system.cfg.schedule.mode in UNSAMPLED:
         return
     for learner in system.learners.values():
         learner.publish()

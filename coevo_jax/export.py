@@ -21,7 +21,7 @@ from coevo_jax.config.override import from_dict
 from coevo_jax.errors import UserError, nearest, parse_flags
 from coevo_jax.learn.update import init_state, make_optimizer
 from coevo_jax.models.export import export_hf
-from coevo_jax.models.load import DTYPES, LoadedModel, load_model
+from coevo_jax.models.load import DTYPES, LoadedModel, trained_loader
 from coevo_jax.records.checkpoint import Checkpoints
 from coevo_jax.records.run_folder import read_config
 
@@ -40,7 +40,8 @@ def load_trained(run: pathlib.Path, weights: str = "policy") -> tuple[LoadedMode
     if weights not in sources:
         raise UserError(f"the run trained no weights {weights!r}", where="--weights", expected=f"one of {', '.join(sources)}",
                         nearest=nearest(weights, sources))  # fmt: skip
-    models = {name: load_model(source) for name, source in sources.items()}
+    load = trained_loader(cfg)
+    models = {name: load(source) for name, source in sources.items()}
     optimizer = make_optimizer(cfg.optimizer, updates=1)  # the shape of its state is what counts here
     template = {name: init_state(model.params, optimizer) for name, model in models.items()}
     checkpoints = Checkpoints(run / "checkpoints", keep=cfg.run.keep)

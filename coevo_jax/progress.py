@@ -17,6 +17,7 @@ from coevo_jax.records.metrics import read_metrics
 # Shown on the update's line and in the tables, as far as the role's rows have them.
 LINE = {
     "reward": "reward/mean",
+    "acc": "reward_model/accuracy",
     "valid": "rubric/valid_share",
     "kept": "groups/kept",
     "kl": "kl",
@@ -24,7 +25,8 @@ LINE = {
 }
 TABLE = {
     "reward": "reward/mean", "reward sd": "reward/std", "valid rubrics": "rubric/valid_share", "margin": "reward/margin/mean",
-    "pair acc.": "rubric/pair_accuracy", "judge fail": "judge/failure_share", "groups kept": "groups/kept", "kl": "kl",
+    "pair acc.": "rubric/pair_accuracy", "accuracy": "reward_model/accuracy",
+    "judge fail": "judge/failure_share", "groups kept": "groups/kept", "kl": "kl",
     "entropy": "entropy", "length": "completions/length/mean", "loss": "loss", "tok/s": "sampler/tokens_per_second",
     "s/update": "time/total",
 }  # fmt: skip

@@ -16,6 +16,7 @@ from coevo_jax.config.model import (
     api_model,
     judge_sampler,
 )
+from coevo_jax.config.reward import ControlConfig, CriticConfig, RewardConfig
 from coevo_jax.config.system import (
     CompatConfig,
     DataConfig,
@@ -45,6 +46,10 @@ class Experiment:
     pairs: PairConfig = PairConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     warmup: WarmupConfig = WarmupConfig()
+    reward: RewardConfig = RewardConfig()
+    critic: CriticConfig = CriticConfig()
+    control: ControlConfig = ControlConfig()
+    heldout_judge: JudgeConfig = JudgeConfig(source="")  # scores some answers and rewards none; '' = none
     advantage: AdvantageConfig = AdvantageConfig()
     loss: LossConfig = LossConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -58,6 +63,8 @@ class Experiment:
 __all__ = [
     "AdvantageConfig",
     "CompatConfig",
+    "ControlConfig",
+    "CriticConfig",
     "DataConfig",
     "EndpointConfig",
     "Experiment",
@@ -68,6 +75,7 @@ __all__ = [
     "ModelConfig",
     "OptimizerConfig",
     "PairConfig",
+    "RewardConfig",
     "RubricConfig",
     "RunConfig",
     "SamplerConfig",

@@ -61,7 +61,7 @@ class ScheduleConfig:
     k: int = 50
     prompts: int = 64  # prompt slots of an update
     group: int = 8  # samples a prompt
-    mode: str = "evolm"  # evolm | sft | verifiable
+    mode: str = "evolm"  # evolm | sft | verifiable | reward (trains a reward model, RewardConfig)
     verifier: str = ""  # verifiable: dotted path 'module:function'
 
 

@@ -39,7 +39,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "rubric.reward": ("margin", "binary", "separation", "log_sigmoid"),
     "pairs.on_empty": ("nearest", "drop"),
     "schedule.order": ORDERS,
-    "schedule.mode": ("evolm", "sft", "verifiable"),
+    "schedule.mode": ("evolm", "sft", "verifiable", "reward"),
     "advantage.kind": ("group_std", "mean", "leave_one_out"),
     "loss.aggregation": ("token", "sequence", "constant"),
     "loss.ratio": ("token", "sequence"),
@@ -101,6 +101,22 @@ RANGES: dict[str, tuple[float, float]] = {
         (0, 1),
     ),
     "schedule.group": (2, math.inf),
+    **dict.fromkeys(("reward.pairs", "control.heldout_every", "control.heldout_answers", "control.ngram"), (1, math.inf)),
+    **dict.fromkeys(
+        (
+            *("reward.max_tokens", "reward.center", "reward.head_std", "critic.lr", "critic.warmup_updates", "critic.clip"),
+            *("critic.head_std", "control.overlong_buffer", "control.overlong_penalty", "control.judge_gap", "control.kl"),
+            *("control.entropy_low", "control.entropy_high"),
+        ),
+        (0, math.inf),
+    ),
+    **dict.fromkeys(
+        (
+            *("critic.gamma", "critic.lam", "control.rubric_dropout", "control.length_correlation", "control.verdict_like"),
+            *("control.repeated_ngrams", "control.part_share", "control.judge_agreement"),
+        ),
+        (0, 1),
+    ),
     "judge.samples": (1, 64),
     **{f"{role}.endpoint.concurrency": (1, 1024) for role in ENDPOINTS},
     **{f"{role}.endpoint.retries": (0, 100) for role in ENDPOINTS},
@@ -253,6 +269,8 @@ def _check_learn(cfg: Experiment) -> None:
         "schedule.mode, warmup.updates",
         "warmup.updates of at least 1",
     )
+    if cfg.schedule.mode == "reward":
+        _check_reward(cfg)
     own = cfg.schedule.verifier not in ("", PROCEDURAL)
     _require(
         cfg.schedule.mode != "verifiable" or own or f"{PROCEDURAL}:" in cfg.data.prompts,
@@ -262,10 +280,23 @@ def _check_learn(cfg: Experiment) -> None:
     )
 
 
+def _check_reward(cfg: Experiment) -> None:
+    """Training of a reward model: conversations alone, one model."""
+    _require(cfg.reward.data != "", "reward.data is empty", "reward.data", "a source of pairs, or 'tiny'")
+    _require(cfg.generator.mode == "single" and cfg.warmup.updates == 0,
+             "schedule.mode=reward trains one reward model and nothing else", "generator.mode, warmup.updates",
+             "generator.mode=single and warmup.updates=0")  # fmt: skip
+    _require(cfg.update.rows_per_micro >= 2, f"update.rows_per_micro={cfg.update.rows_per_micro} holds no pair of conversations",
+             "update.rows_per_micro", "at least 2")  # fmt: skip
+    longest = cfg.reward.max_tokens
+    _require(longest <= cfg.update.pack_length,
+             f"reward.max_tokens={longest} is above update.pack_length={cfg.update.pack_length}", "reward.max_tokens, update.pack_length", f"update.pack_length of at least {longest}")  # fmt: skip
+
+
 def used_samplings(cfg: Experiment) -> Iterator[tuple[str, Sampling, bool]]:
     """(key, sampling, is its text trained) for each kind of text that the run's own engines draw."""
     mode, order = cfg.schedule.mode, cfg.schedule.order
-    if mode == "sft":
+    if mode in ("sft", "reward"):
         return
     yield "answer", cfg.answer, mode == "verifiable" or order != "generator_only"
     if mode == "evolm":

@@ -29,12 +29,13 @@ BUNDLED = {
         "demo_heldout": HERE / "heldout_prompts.jsonl",
         "tiny": HERE / "tiny_prompts.jsonl",
     },
+    "pairs": {"tiny": HERE / "tiny_pairs.jsonl"},
     "chat": {"demo": HERE / "warmup" / "rubrics.jsonl", "tiny": HERE / "warmup" / "tiny.jsonl"},
 }
 # By kind of record, our columns that a file may call otherwise.
 NAMES = {
     "prompts": ("prompt", "reference", "id"),
-    "pairs": ("prompt", "chosen", "rejected", "id"),
+    "pairs": ("prompt", "chosen", "rejected", "margin", "id"),
     "rankings": ("prompt", "answers", "scores", "ranks", "id"),
     "chat": ("messages", "question", "id"),
 }

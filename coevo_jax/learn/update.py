@@ -131,7 +131,7 @@ def make_update(spec: ModelSpec, optimizer: Optimizer, loss: Loss, cfg: Experime
         return state, {**metrics, **applied, "tokens/trained": batch.mask.sum().astype(jnp.float32)}
 
     out = None if mesh is None else (state_shardings(spec, optimizer, mesh, rules), replicated(mesh))
-    options, places = _compiler_options(mesh), _in_shardings(mesh, rules)
+    options, places = compiler_options(mesh), in_shardings(mesh, rules)
     return jax.jit(update, donate_argnums=0, in_shardings=places, out_shardings=out, compiler_options=options)
 
 
@@ -246,7 +246,7 @@ def logprobs_program(spec: ModelSpec, cfg: Experiment, mesh: Mesh | None = None)
 
         return lax.fori_loop(0, _used(batch), step, jnp.zeros(batch.tokens.shape, jnp.float32))
 
-    return jax.jit(run, in_shardings=_in_shardings(mesh, rules), compiler_options=_compiler_options(mesh))
+    return jax.jit(run, in_shardings=in_shardings(mesh, rules), compiler_options=compiler_options(mesh))
 
 
 # ------------------------------------------------------------------------------------------------ micro-batches and meshes
@@ -257,7 +257,7 @@ def rows_devices(mesh: Mesh | None, rules: ShardingRules = RULES) -> int:
     return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in mesh_axes(rules.batch))
 
 
-def _compiler_options(mesh: Mesh | None) -> dict[str, Any] | None:
+def compiler_options(mesh: Mesh | None) -> dict[str, Any] | None:
     """Those of the devices that will run the program, which need not be those of this machine (aot.py)."""
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     return cpu_options("DOT") if platform == "cpu" else None
@@ -305,7 +305,7 @@ def state_shardings(spec: ModelSpec, optimizer: Optimizer, mesh: Mesh, rules: Sh
     return _arrange(state, optimizer, shardings, mesh, lambda _, sharding: sharding)
 
 
-def _in_shardings(mesh: Mesh | None, rules: ShardingRules) -> Any:
+def in_shardings(mesh: Mesh | None, rules: ShardingRules) -> Any:
     """Parameters lie as they come; rows as the rules say; the temperature everywhere."""
     if mesh is None:
         return None

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from coevo_jax.learn.packing import Sample
 from coevo_jax.methods.context import Context
 from coevo_jax.records.facts import Facts
 
@@ -25,7 +24,7 @@ class Step:
 class Batch:
     """One update's training samples, what its metrics are made of, and the rows of its rollout file: of this process's slots."""
 
-    samples: list[Sample]
+    samples: list[Any]  # learn.packing.Sample, or learn.reward_model.PairSample
     facts: Facts
     rollouts: list[dict[str, Any]]
 
@@ -37,7 +36,7 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """`loss`: 'policy' (cfg.loss) or 'sft'. `counts_as_policy`: do its updates age the stored answers?"""
+    """`loss`: 'policy' (cfg.loss), 'sft' or 'reward' (pairs). `counts_as_policy`: do its updates age the stored answers?"""
 
     name: str
     role: str
