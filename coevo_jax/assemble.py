@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from coevo_jax.config import Experiment, ModelConfig, SamplerConfig, api_model, judge_sampler
+from coevo_jax.config import Experiment, JudgeConfig, ModelConfig, SamplerConfig, api_model, judge_sampler
 from coevo_jax.config.validate import compat_warnings
 from coevo_jax.data import PromptSet, SlotStream, read_chat, read_prompts
 from coevo_jax.distributed import local_mesh, own
@@ -102,8 +102,11 @@ class System:
 
     def check_frozen(self) -> None:
         """The weights that the judge holds are those of the start (design.md 4.7). RuntimeError when they are not."""
-        instrument = getattr(self.context.judge, "instrument", None)
-        held = self.frozen | ({"judge": instrument.params} if instrument is not None else {})
+        judges = {"judge": self.context.judge, "heldout_judge": self.context.heldout}
+        held = dict(self.frozen)
+        for name, judge in judges.items():
+            if (instrument := getattr(judge, "instrument", None)) is not None:
+                held[name] = instrument.params
         for name, params in held.items():
             found = fingerprint(params)
             if found != self.frozen_fingerprints[name]:
@@ -125,6 +128,8 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True, watchdo
         models["rubric"] = _load(source, mesh, "generator", train_rules(cfg.mesh))
     local = local_mesh(mesh)  # a process samples and judges on its own devices
     judge_model = _load_judge(cfg, policy, local)
+    held_out = dataclasses.replace(cfg, judge=cfg.heldout_judge)  # the judge that rewards nothing is made as the other one
+    heldout_model = _load_judge(held_out, policy, local) if cfg.heldout_judge.source else None
 
     tokenizers = {name: ChatTokenizer.load(model.folder) for name, model in models.items()}
     engines = _Engines(cfg, local)
@@ -134,6 +139,10 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True, watchdo
     voices = {name: _voice(learners[name], tokenizers[name], engines) for name in models}
     voices.setdefault("rubric", voices["policy"])
     judge, frozen = _make_judge(cfg, judge_model, engines, endpoints.get("judge"))
+    heldout: Judge | None = None
+    if cfg.heldout_judge.source:
+        heldout, more = _make_judge(held_out, heldout_model, engines, endpoints.get("heldout_judge"))
+        frozen |= {f"heldout_{name}": params for name, params in more.items()}
 
     streams, warmup_role = _streams(cfg, tokenizers["policy"], console)
     stages = [*supervised.stages(cfg, warmup_role), *loop]
@@ -143,7 +152,8 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True, watchdo
         fifo_entries=cfg.compat.buffer_entries,
     )  # fmt: skip
     writer = EndpointWriter(endpoints["generator"], cfg.rubric) if "generator" in endpoints else None
-    context = Context(cfg, voices, judge, streams, buffer, console.progress, writer=writer, watchdog=watchdog or Watchdog())
+    context = Context(cfg, voices, judge, streams, buffer, console.progress, writer=writer, watchdog=watchdog or Watchdog(),
+                      heldout=heldout)  # fmt: skip
     _check_lengths(context)
     _check_examples(context)
     compat = compat_warnings(cfg)
@@ -153,7 +163,7 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True, watchdo
     system = System(cfg, stages, learners, context, engines.all, frozen, prints, [w.split(":")[0] for w in compat], endpoints)
     system.inputs = _inputs(context)
     if warm_up:
-        _warm_up(system, engines, judge_model, console)
+        _warm_up(system, engines, {"judge": judge_model, "heldout_judge": heldout_model}, console)
     return system
 
 
@@ -227,8 +237,8 @@ class _Engines:
         self.cfg, self.mesh = cfg, mesh
         self._made: dict[tuple[ModelSpec, tuple[int, ...], SamplerConfig], Engine] = {}
 
-    def get(self, spec: ModelSpec, stop_ids: tuple[int, ...], judge: bool = False) -> Engine:
-        sampler = judge_sampler(self.cfg.sampler, self.cfg.judge) if judge else self.cfg.sampler
+    def get(self, spec: ModelSpec, stop_ids: tuple[int, ...], judge: JudgeConfig | None = None) -> Engine:
+        sampler = judge_sampler(self.cfg.sampler, judge) if judge else self.cfg.sampler
         key = (spec, tuple(stop_ids), sampler)
         if key not in self._made:
             cfg = share_of(sampler, jax.process_count())
@@ -247,6 +257,7 @@ def _voice(learner: Learner, tokenizer: ChatTokenizer, engines: _Engines) -> Voi
 def _make_endpoints(cfg: Experiment, console: RunConsole) -> dict[str, Endpoint]:
     """The roles that another machine plays. Nothing is asked yet."""
     roles = {"judge": (cfg.judge.source, cfg.judge.endpoint), "generator": (cfg.generator.source, cfg.generator.endpoint)}
+    roles["heldout_judge"] = (cfg.heldout_judge.source, cfg.heldout_judge.endpoint)
     remote = {role: (api_model(source), how) for role, (source, how) in roles.items() if api_model(source)}
     if cfg.schedule.mode != "evolm":
         return {}
@@ -269,7 +280,7 @@ def _make_judge(
         how = cfg.judge.dtype, cfg.update.attention, engines.mesh
         reward = RewardModel(model.spec, model.params, tokenizer, judge_sampler(cfg.sampler, cfg.judge), *how)
         return ScalarJudge(cfg.judge, reward), {"judge": model.params}
-    engine = engines.get(model.spec, tokenizer.stop_ids, judge=True)
+    engine = engines.get(model.spec, tokenizer.stop_ids, cfg.judge)
     return make_judge(cfg.judge, engine, model.params, tokenizer, cfg.seed), {"judge": model.params}
 
 
@@ -310,6 +321,7 @@ def _inputs(context: Context) -> dict[str, Input]:
         names = {"rubric.prompt": cfg.rubric.prompt, "compat.train_rubric_prompt": cfg.compat.train_rubric_prompt}
     if cfg.schedule.mode == "evolm":
         names["judge.protocol"] = JUDGE_PROMPTS.get(cfg.judge.protocol, "")
+        names["heldout_judge.protocol"] = JUDGE_PROMPTS.get(cfg.heldout_judge.protocol, "") if cfg.heldout_judge.source else ""
         names["pairs.inference_prompt"] = cfg.pairs.inference_prompt if cfg.pairs.inferred > 0 else ""
         names["pairs.conditioned_prompt"] = cfg.pairs.conditioned_prompt if cfg.pairs.conditioned > 0 else ""
     found = {key: Input(*template_identity(name)) for key, name in names.items() if name}
@@ -368,23 +380,25 @@ def _check_examples(context: Context) -> None:
             )
 
 
-def _warm_up(system: System, engines: _Engines, judge_model: LoadedModel | None, console: RunConsole) -> None:
+def _warm_up(system: System, engines: _Engines, judges: dict[str, LoadedModel | None], console: RunConsole) -> None:
     """Compile the sampler's programs, so that nothing compiles later inside the loop."""
     if system.cfg.schedule.mode in UNSAMPLED:
         return
     for learner in system.learners.values():
         learner.publish()
     speakers = [(voice.engine, voice.weights(), False) for voice in system.context.voices.values()]
-    if judge_model is not None and isinstance(system.context.judge, ScalarJudge):
-        system.context.judge.instrument.warm_up()
-    elif judge_model is not None:
-        tokenizer = ChatTokenizer.load(judge_model.folder)
-        asks = system.cfg.judge.protocol == "criterion_logits"
-        speakers.append((engines.get(judge_model.spec, tokenizer.stop_ids, judge=True), judge_model.params, asks))
-    cfg = system.cfg
-    drawn = (cfg.answer, cfg.rubric_sampling, cfg.question_sampling, cfg.judge.sampling)
+    cfg, made = system.cfg, {"judge": system.context.judge, "heldout_judge": system.context.heldout}
+    for name, model in judges.items():
+        judge, record = made[name], cfg.judge if name == "judge" else cfg.heldout_judge
+        if model is not None and isinstance(judge, ScalarJudge):
+            judge.instrument.warm_up()
+        elif model is not None:
+            engine = engines.get(model.spec, ChatTokenizer.load(model.folder).stop_ids, record)
+            speakers.append((engine, model.params, record.protocol == "criterion_logits"))
+    drawn = [cfg.answer, cfg.rubric_sampling, cfg.question_sampling, cfg.judge.sampling]
+    drawn += [cfg.heldout_judge.sampling] if cfg.heldout_judge.source else []
     truncated = cfg.compat.top_p > 0 or any(s.top_p < 1 or s.top_k > 0 for s in drawn)
-    guided = cfg.rubric.guided or cfg.judge.guided
+    guided = cfg.rubric.guided or cfg.judge.guided or cfg.heldout_judge.guided
     console.note("compiling the sampler")
     seconds, begin, shown = 0.0, time.monotonic(), [time.monotonic()]
 

@@ -26,7 +26,8 @@ from coevo_jax.config import Experiment
 from coevo_jax.config.override import to_dict
 from coevo_jax.distributed import any_process, barrier, own, to_first
 from coevo_jax.errors import UserError
-from coevo_jax.methods.stage import Batch, Stage, Step
+from coevo_jax.learn.control import alarms
+from coevo_jax.methods.stage import Batch, Behind, Stage, Step
 from coevo_jax.progress import RunConsole
 from coevo_jax.records.checkpoint import Checkpoints
 from coevo_jax.records.facts import Facts
@@ -147,7 +148,7 @@ def _run(run: Run) -> bool:
             if batch.rollouts and step.update % system.cfg.run.rollouts_every == 0:
                 write_rollouts(run.folder.rollouts, step.update, stage.role, batch.rollouts, jax.process_index())
             with watchdog.meeting("metrics"):
-                row = _row(system, stage, step, batch, learned, perf_counter() - start)
+                row, behind = _row(system, stage, step, batch, learned, perf_counter() - start)
             position.done += 1
             position.updates += 1
             position.policy_updates += stage.counts_as_policy
@@ -155,6 +156,7 @@ def _run(run: Run) -> bool:
                 run.metrics.write(row)
                 run.scalars.write(row)
                 console.update(row, position.updates)
+                console.alarms(row, behind, system.cfg.control)
             if position.updates % system.cfg.run.save_every == 0 and position.done < stage.updates:
                 _save(run)
         if run.metrics is not None:
@@ -182,8 +184,11 @@ def _begin_stage(system: System, stage: Stage, checkpoints: Checkpoints) -> None
             learner.publish()
 
 
-def _row(system: System, stage: Stage, step: Step, batch: Batch, learned: dict[str, float], seconds: float) -> dict[str, Any]:
-    """The metrics row of an update, on process 0: of what every process counted. Times are those of the slowest process."""
+def _row(
+    system: System, stage: Stage, step: Step, batch: Batch, learned: dict[str, float], seconds: float
+) -> tuple[dict[str, Any], Behind]:
+    """The metrics row of an update, on process 0: of what every process counted; and the rows behind its metrics. Times are those
+    of the slowest process."""
     around, parts = system.take_sampler_facts(), system.context.seconds
     system.context.seconds = {}
     for name, value in parts.items():
@@ -191,7 +196,10 @@ def _row(system: System, stage: Stage, step: Step, batch: Batch, learned: dict[s
     for endpoint in system.endpoints.values():
         for name, value in endpoint.take_stats().items():
             around.total(name, value)
-    every = to_first("facts", [batch.facts.state(), around.state()])
+    every = to_first("facts", [batch.facts.state(), around.state(), batch.behind.rows])
+    behind = Behind()
+    for state in every:
+        behind.join(state[2])
     made, counted = (Facts.joined(states[i] for states in every).row() for i in (0, 1))
     row: dict[str, Any] = {"step": step.update, "cycle": step.cycle, "role": step.role, "stage": stage.name}
     row |= {"policy_updates": step.policy_updates, **made, **learned, **counted, "time/total": seconds}
@@ -199,7 +207,8 @@ def _row(system: System, stage: Stage, step: Step, batch: Batch, learned: dict[s
         row["sampler/tokens_per_second"] = counted["tokens/sampled"] / counted["time/sample"]
     if system.compat:
         row["compat"] = ",".join(system.compat)
-    return row
+    row |= {alarm.name: float(alarm.on) for alarm in alarms(row, system.cfg.control)}
+    return row, behind
 
 
 # ------------------------------------------------------------------------------------------------------- save and resume

@@ -37,6 +37,10 @@ SMOKE: dict[str, Any] = {
     "rubric_sampling.max_new_tokens": 48,
     "question_sampling.max_new_tokens": 24,
     "judge.sampling.max_new_tokens": 32,
+    "heldout_judge.sha256": "",
+    "heldout_judge.sampling.max_new_tokens": 32,
+    "heldout_judge.max_prompt": 0,
+    "heldout_judge.length_classes": (),
     "judge.max_prompt": 0,
     "judge.length_classes": (),
     "update.pack_length": 512,
@@ -58,8 +62,14 @@ SMOKE: dict[str, Any] = {
     "mesh.tensor": 1,
     "run.save_every": 2,
 }
-SOURCES = ("generator.source", "judge.source")  # kept where no weights are read: '', oracle, an endpoint's model
-MOST = {"warmup.updates": 2, "run.keep": 2}  # kept where they are less
+SOURCES = (
+    "generator.source",
+    "judge.source",
+    "heldout_judge.source",
+)  # kept where no weights are read: '', oracle, an endpoint's model
+MOST = {  # kept where they are less
+    "warmup.updates": 2, "run.keep": 2, "control.overlong_buffer": 6, "control.heldout_answers": 2, "critic.warmup_updates": 1,
+}  # fmt: skip
 
 
 def shrink(cfg: Experiment) -> Experiment:

@@ -11,14 +11,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from coevo_jax.config import EndpointConfig, Experiment, Sampling, api_model
+from coevo_jax.config.check_modes import RUBRIC_FREE, check_control, check_reward
+from coevo_jax.config.check_modes import require as _require
 from coevo_jax.config.learn import REMAT_NAMES
 from coevo_jax.config.model import API
 from coevo_jax.config.override import conform, get_at, key_types
 from coevo_jax.errors import UserError, nearest
 
 DTYPES = ("float32", "bfloat16")
-ENDPOINTS = ("judge", "generator")
-RUBRIC_FREE = ("likert", "likert_reference", "scalar", "random")  # judge protocols that read no rubric
+ENDPOINTS = ("judge", "generator", "heldout_judge")
 WRITING = ("json_score", "json_criteria", "rar_implicit", "rar_explicit", "likert", "likert_reference")  # that write a verdict
 GUIDED = ("json_score", "json_criteria")  # of them those with a grammar
 ORDERS = ("alternate", "generator_first", "policy_only", "generator_only")
@@ -54,6 +55,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "mesh.train": ("tensor", "fsdp", "context"),
     **{f"{role}.endpoint.length_field": ("max_tokens", "max_completion_tokens") for role in ENDPOINTS},
 }
+
+for _key in [key for key in CHOICES if key.startswith("judge.")]:
+    CHOICES["heldout_" + _key] = CHOICES[_key]
 
 # Smallest and largest value of a key, both allowed.
 RANGES: dict[str, tuple[float, float]] = {
@@ -125,8 +129,10 @@ RANGES: dict[str, tuple[float, float]] = {
     **{f"{role}.endpoint.timeout_s": (0.001, 86400) for role in ENDPOINTS},
     **{f"{role}.endpoint.{n}": (0, math.inf) for role in ENDPOINTS for n in ("price_in", "price_out")},
 }
+for _key in [key for key in RANGES if key.startswith("judge.")]:
+    RANGES["heldout_" + _key] = RANGES[_key]
 PROCEDURAL = "reasoning_gym"  # tasks with a verifier of their own
-SAMPLINGS = ("answer", "rubric_sampling", "question_sampling", "judge.sampling")
+SAMPLINGS = ("answer", "rubric_sampling", "question_sampling", "judge.sampling", "heldout_judge.sampling")
 
 
 def validate(cfg: Experiment) -> None:
@@ -140,7 +146,7 @@ def validate(cfg: Experiment) -> None:
     for key in SAMPLINGS:
         _check_sampling(key, get_at(cfg, key))
     checks = (_check_names, _check_roles, _check_remote, _check_rubric, _check_learn, _check_lengths, _check_pairs, _check_guided)
-    for check in (*checks, _check_judge, _check_run):
+    for check in (*checks, _check_judge, check_reward, check_control, _check_run):
         check(cfg)
 
 
@@ -154,11 +160,6 @@ def _check_range(key: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         expected = f"at least {low}" if high == math.inf else f"between {low} and {high}"
         raise UserError(f"{key}={value} is out of range", where=key, expected=expected)
-
-
-def _require(ok: bool, what: str, where: str, expected: str, close: str = "") -> None:
-    if not ok:
-        raise UserError(what, where=where, expected=expected, nearest=close)
 
 
 def _check_sampling(key: str, sampling: Sampling) -> None:
@@ -269,8 +270,6 @@ def _check_learn(cfg: Experiment) -> None:
         "schedule.mode, warmup.updates",
         "warmup.updates of at least 1",
     )
-    if cfg.schedule.mode == "reward":
-        _check_reward(cfg)
     own = cfg.schedule.verifier not in ("", PROCEDURAL)
     _require(
         cfg.schedule.mode != "verifiable" or own or f"{PROCEDURAL}:" in cfg.data.prompts,
@@ -278,19 +277,6 @@ def _check_learn(cfg: Experiment) -> None:
         "schedule.mode, schedule.verifier, data.prompts",
         "a dotted path module:function as schedule.verifier, or data.prompts=reasoning_gym:TASK",
     )
-
-
-def _check_reward(cfg: Experiment) -> None:
-    """Training of a reward model: conversations alone, one model."""
-    _require(cfg.reward.data != "", "reward.data is empty", "reward.data", "a source of pairs, or 'tiny'")
-    _require(cfg.generator.mode == "single" and cfg.warmup.updates == 0,
-             "schedule.mode=reward trains one reward model and nothing else", "generator.mode, warmup.updates",
-             "generator.mode=single and warmup.updates=0")  # fmt: skip
-    _require(cfg.update.rows_per_micro >= 2, f"update.rows_per_micro={cfg.update.rows_per_micro} holds no pair of conversations",
-             "update.rows_per_micro", "at least 2")  # fmt: skip
-    longest = cfg.reward.max_tokens
-    _require(longest <= cfg.update.pack_length,
-             f"reward.max_tokens={longest} is above update.pack_length={cfg.update.pack_length}", "reward.max_tokens, update.pack_length", f"update.pack_length of at least {longest}")  # fmt: skip
 
 
 def used_samplings(cfg: Experiment) -> Iterator[tuple[str, Sampling, bool]]:
@@ -392,6 +378,8 @@ def _check_remote(cfg: Experiment) -> None:
     )
     _check_endpoint("judge", cfg.judge.source, cfg.judge.thinking, cfg.judge.endpoint)
     _check_endpoint("generator", cfg.generator.source, cfg.generator.thinking, cfg.generator.endpoint)
+    heldout = cfg.heldout_judge
+    _check_endpoint("heldout_judge", heldout.source, heldout.thinking, heldout.endpoint)
 
 
 def _check_endpoint(role: str, source: str, thinking: bool, cfg: EndpointConfig) -> None:

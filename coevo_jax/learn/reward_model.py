@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -219,7 +219,7 @@ def make_reward_update(spec: ModelSpec, optimizer: Optimizer, cfg: Experiment, m
             loss, metrics = preference_loss(segment_values(params, spec, micro, cfg, mesh), micro, count, cfg.reward)
             return loss, {"loss": loss, **metrics}
 
-        grads, metrics = summed_gradients(micro_loss, state.params, batch, spec, mesh, rules)
+        grads, metrics = summed_gradients(micro_loss, state.params, cast(Any, batch), spec, mesh, rules)
         state, applied = apply_gradients(state, grads, optimizer)
         return state, {**metrics, **applied, "tokens/trained": (batch.segment_ids > 0).sum().astype(jnp.float32)}
 

@@ -5,7 +5,6 @@ A group has an explicit id, `attempt * P + slot`; advantages are computed over i
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,34 +13,10 @@ import numpy as np
 from coevo_jax.learn.advantages import Advantages, group_advantages
 from coevo_jax.learn.packing import Sample
 from coevo_jax.methods.context import Context
+from coevo_jax.methods.control import watch
+from coevo_jax.methods.members import Group, Member
 from coevo_jax.methods.stage import Batch, Step
 from coevo_jax.records.facts import Facts
-from coevo_jax.sampler import Completion
-
-
-@dataclasses.dataclass
-class Member:
-    """One completion of a group: text, reward (None: the instrument failed), the reward's parts, what the dump shows."""
-
-    completion: Completion
-    text: str
-    reward: float | None
-    parts: dict[str, float] = dataclasses.field(default_factory=dict)
-    note: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass
-class Group:
-    """The completions of one prompt. `note` goes to every row of the dump."""
-
-    slot: int
-    attempt: int
-    prompt: list[int]
-    question: str
-    record_id: str
-    members: list[Member]
-    note: dict[str, Any] = dataclasses.field(default_factory=dict)
-
 
 Maker = Callable[[list[int], int], list[Group]]  # (slots, attempt) -> the groups that could be made, at most one a slot
 
@@ -92,6 +67,7 @@ def to_batch(ctx: Context, step: Step, groups: list[Group], advantages: Advantag
     """Training samples of the kept groups, with the common metrics before the method's and the dump rows of all groups."""
     samples: list[Sample] = []
     rollouts: list[dict[str, Any]] = []
+    watched, behind = watch(ctx.cfg, step.role, groups)  # before the rows, whose notes it may add to
     position = 0
     for group in groups:
         for index, member in enumerate(group.members):
@@ -109,7 +85,8 @@ def to_batch(ctx: Context, step: Step, groups: list[Group], advantages: Advantag
                 )  # fmt: skip
     common = _common_facts(groups, advantages)
     common.extend(facts)
-    return Batch(samples, common, rollouts)
+    common.extend(watched)
+    return Batch(samples, common, rollouts, behind)
 
 
 def _row(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from coevo_jax.methods.context import Context
@@ -20,13 +20,34 @@ class Step:
     role: str
 
 
+class Behind:
+    """For a metric, the rows that drive it: (size, name), the largest few."""
+
+    SHOWN = 3
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[tuple[float, str]]] = {}
+
+    def add(self, metric: str, rows: Iterable[tuple[float, str]]) -> None:
+        """Join rows; those of size 0 drive nothing."""
+        found = [*self.rows.get(metric, []), *((float(size), name) for size, name in rows if size > 0)]
+        self.rows[metric] = sorted(found, key=lambda row: -row[0])[: self.SHOWN]
+
+    def join(self, other: Mapping[str, Iterable[tuple[float, str]]]) -> None:
+        """Join those of another part or process."""
+        for metric, rows in other.items():
+            self.add(metric, rows)
+
+
 @dataclasses.dataclass
 class Batch:
-    """One update's training samples, what its metrics are made of, and the rows of its rollout file: of this process's slots."""
+    """One update's training samples, what its metrics are made of, and the rows of its rollout file: of this process's slots.
+    behind: the rows that a metric against reward hacking comes from."""
 
     samples: list[Any]  # learn.packing.Sample, or learn.reward_model.PairSample
     facts: Facts
     rollouts: list[dict[str, Any]]
+    behind: Behind = dataclasses.field(default_factory=Behind)
 
     @property
     def metrics(self) -> dict[str, float]:
