@@ -24,9 +24,10 @@ from coevo_jax.distributed import local_mesh, own
 from coevo_jax.errors import UserError
 from coevo_jax.judges import JUDGE_PROMPTS, MODEL_FREE, SCALAR, Judge, make_judge
 from coevo_jax.judges.scalar import RewardModel, ScalarJudge
+from coevo_jax.learn.verifiers import check_needs, resolve_verifier
 from coevo_jax.learner import Learner, make_learner
 from coevo_jax.mesh import DECODE_RULES, RULES, ShardingRules, make_mesh, param_shardings, train_rules
-from coevo_jax.methods import evolm, reward_model, supervised, verifiable
+from coevo_jax.methods import evolm, reward_model, rlcer, supervised, verifiable
 from coevo_jax.methods.context import Context, Voice
 from coevo_jax.methods.fixed_rubrics import check_records
 from coevo_jax.methods.stage import Stage
@@ -47,8 +48,15 @@ from coevo_jax.text.chat import ChatTokenizer
 from coevo_jax.text.prompts import template_identity
 from coevo_jax.watchdog import Watchdog
 
-METHODS = {"evolm": evolm.stages, "verifiable": verifiable.stages, "sft": lambda cfg: [], "reward": reward_model.stages}
+METHODS = {
+    "evolm": evolm.stages,
+    "verifiable": verifiable.stages,
+    "sft": lambda cfg: [],
+    "rlcer": rlcer.stages,
+    "reward": reward_model.stages,
+}
 
+JUDGED = ("evolm", "rlcer")  # modes with a judge
 UNSAMPLED = ("sft", "reward")  # modes in which nothing is drawn
 CHECKED_QUESTIONS = 64  # of the longest ones, whose rubric prompts are made at the start
 
@@ -134,7 +142,7 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True, watchdo
     tokenizers = {name: ChatTokenizer.load(model.folder) for name, model in models.items()}
     engines = _Engines(cfg, local)
     loop = METHODS[cfg.schedule.mode](cfg)
-    trained = {name: sum(s.updates for s in loop if s.role == name or len(models) == 1) for name in models}
+    trained = {name: sum(_steps(stage, name, len(models) == 1) for stage in loop) for name in models}
     learners = {name: make_learner(name, cfg, model, mesh, trained[name]) for name, model in models.items()}
     voices = {name: _voice(learners[name], tokenizers[name], engines) for name in models}
     voices.setdefault("rubric", voices["policy"])
@@ -167,6 +175,12 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True, watchdo
     return system
 
 
+def _steps(stage: Stage, name: str, single: bool) -> int:
+    """Optimizer steps of a stage that train the weights `name`."""
+    roles = [role for role in (stage.role, stage.then_role) if role]
+    return stage.updates * (len(roles) if single else roles.count(name))
+
+
 def _check_processes(cfg: Experiment) -> None:
     """What several processes can't do: nothing may depend on which samples share a process."""
     faults = {"compat.pack_mean": cfg.compat.pack_mean, "compat.buffer_entries": cfg.compat.buffer_entries}
@@ -179,7 +193,7 @@ def _check_processes(cfg: Experiment) -> None:
 
 def _load_judge(cfg: Experiment, policy: LoadedModel, mesh: Any) -> LoadedModel | None:
     """The judge's weights, its own copy: the policy's buffers are donated at every update."""
-    if cfg.schedule.mode != "evolm" or cfg.judge.protocol in MODEL_FREE or api_model(cfg.judge.source):
+    if cfg.schedule.mode not in JUDGED or cfg.judge.protocol in MODEL_FREE or api_model(cfg.judge.source):
         return None
     wanted = ModelConfig(source=cfg.judge.source, dtype=cfg.judge.dtype, param_dtype=cfg.judge.dtype, sha256=cfg.judge.sha256)
     if cfg.judge.protocol == SCALAR:
@@ -259,7 +273,7 @@ def _make_endpoints(cfg: Experiment, console: RunConsole) -> dict[str, Endpoint]
     roles = {"judge": (cfg.judge.source, cfg.judge.endpoint), "generator": (cfg.generator.source, cfg.generator.endpoint)}
     roles["heldout_judge"] = (cfg.heldout_judge.source, cfg.heldout_judge.endpoint)
     remote = {role: (api_model(source), how) for role, (source, how) in roles.items() if api_model(source)}
-    if cfg.schedule.mode != "evolm":
+    if cfg.schedule.mode not in JUDGED:
         return {}
     for role, (model, how) in remote.items():
         console.note(f"{role}: {model!r} at {how.base_url}, {how.concurrency} requests at a time")
@@ -271,7 +285,7 @@ def _make_endpoints(cfg: Experiment, console: RunConsole) -> dict[str, Endpoint]
 def _make_judge(
     cfg: Experiment, model: LoadedModel | None, engines: _Engines, endpoint: Endpoint | None
 ) -> tuple[Judge | None, dict[str, Any]]:
-    if cfg.schedule.mode != "evolm":
+    if cfg.schedule.mode not in JUDGED:
         return None, {}
     if model is None:
         return make_judge(cfg.judge, None, None, None, cfg.seed, endpoint), {}
@@ -317,9 +331,9 @@ def _inputs(context: Context) -> dict[str, Input]:
     """What the config only names and the run reads: prompt templates, data and tokenizers, by key."""
     cfg = context.cfg
     names = {}
-    if (cfg.schedule.mode == "evolm" and cfg.rubric.source == "generator") or cfg.warmup.updates:
+    if (cfg.schedule.mode in JUDGED and cfg.rubric.source == "generator") or cfg.warmup.updates:
         names = {"rubric.prompt": cfg.rubric.prompt, "compat.train_rubric_prompt": cfg.compat.train_rubric_prompt}
-    if cfg.schedule.mode == "evolm":
+    if cfg.schedule.mode in JUDGED:
         names["judge.protocol"] = JUDGE_PROMPTS.get(cfg.judge.protocol, "")
         names["heldout_judge.protocol"] = JUDGE_PROMPTS.get(cfg.heldout_judge.protocol, "") if cfg.heldout_judge.source else ""
         names["pairs.inference_prompt"] = cfg.pairs.inference_prompt if cfg.pairs.inferred > 0 else ""
@@ -341,6 +355,9 @@ def _check_lengths(context: Context) -> None:
     A template may hold the question more than once, so the prompts of the longest questions are made as well.
     """
     cfg = context.cfg
+    if cfg.schedule.mode in ("verifiable", "rlcer"):
+        prompts = context.streams["policy"].prompts
+        check_needs(resolve_verifier(cfg.schedule.verifier), prompts.records, prompts.source)
     if cfg.schedule.mode != "evolm":
         return
     check_records(cfg, context.streams["policy"].prompts.records)

@@ -14,6 +14,7 @@ from coevo_jax.assemble import UNSAMPLED, System, assemble
 from coevo_jax.config import Experiment
 from coevo_jax.judges import JUDGE_PROMPTS
 from coevo_jax.judges.scalar import RewardModel
+from coevo_jax.methods import rlcer
 from coevo_jax.methods.reward_model import reward_batch
 from coevo_jax.methods.stage import Step
 from coevo_jax.methods.supervised import sft_batch
@@ -56,7 +57,8 @@ def _prompts(system: System) -> list[tuple[str, ChatTokenizer, list[int]]]:
         questions = [stream.prompts.records[stream.index(i % stream.slots, i // stream.slots)]["prompt"] for i in range(3)]
         return [(f"answer prompt {i + 1}", policy, context.answer_prompt(q)) for i, q in enumerate(questions)]
     question = stream.prompts.records[stream.index(0, 0)]["prompt"]
-    out = [("answer prompt", policy, context.answer_prompt(question)), ("rubric prompt", rubric, context.rubric_prompt(question))]
+    asks = rlcer.rubric_prompt(context, question, "(the answer)") if mode == "rlcer" else context.rubric_prompt(question)
+    out = [("answer prompt", policy, context.answer_prompt(question)), ("rubric prompt", rubric, asks)]
     return [*out, ("judge prompt", *_judge_prompt(system, question))]
 
 

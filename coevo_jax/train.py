@@ -140,13 +140,23 @@ def _run(run: Run) -> bool:
                 if any_process(bool(batch.samples)):
                     temperature = system.temperature(stage)
                     learned = learner.update(batch.samples, stage.loss, temperature) | {"update/skipped": 0.0}
+                for part in batch.then:  # further optimizer steps on what was made together
+                    more = {"update/skipped": 1.0}
+                    if any_process(bool(part.samples)):
+                        other = system.learner_of(part.role)
+                        more = other.update(part.samples, stage.loss, part.temperature) | {"update/skipped": 0.0}
+                    learned |= {f"{part.name}/{name}": value for name, value in more.items()}
             with system.context.timed("publish"), watchdog.meeting("publish"):
                 learner.publish()
+                for role in {part.role for part in batch.then if system.learner_of(part.role) is not learner}:
+                    system.learner_of(role).publish()
 
             # ------------------------------------------------------------------------------------------- write it down
             watchdog.at("write")
             if batch.rollouts and step.update % system.cfg.run.rollouts_every == 0:
                 write_rollouts(run.folder.rollouts, step.update, stage.role, batch.rollouts, jax.process_index())
+                for part in batch.then:
+                    write_rollouts(run.folder.rollouts, step.update, part.role, part.rollouts, jax.process_index())
             with watchdog.meeting("metrics"):
                 row, behind = _row(system, stage, step, batch, learned, perf_counter() - start)
             position.done += 1

@@ -16,7 +16,7 @@ from coevo_jax.config.model import (
     api_model,
     judge_sampler,
 )
-from coevo_jax.config.reward import ControlConfig, CriticConfig, RewardConfig
+from coevo_jax.config.reward import ControlConfig, CriticConfig, RewardConfig, RlcerConfig
 from coevo_jax.config.system import (
     CompatConfig,
     DataConfig,
@@ -47,6 +47,7 @@ class Experiment:
     schedule: ScheduleConfig = ScheduleConfig()
     warmup: WarmupConfig = WarmupConfig()
     reward: RewardConfig = RewardConfig()
+    rlcer: RlcerConfig = RlcerConfig()
     critic: CriticConfig = CriticConfig()
     control: ControlConfig = ControlConfig()
     heldout_judge: JudgeConfig = JudgeConfig(source="")  # scores some answers and rewards none; '' = none
@@ -76,6 +77,7 @@ __all__ = [
     "OptimizerConfig",
     "PairConfig",
     "RewardConfig",
+    "RlcerConfig",
     "RubricConfig",
     "RunConfig",
     "SamplerConfig",

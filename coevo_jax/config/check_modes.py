@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coevo_jax.config import Experiment
+from coevo_jax.config import Experiment, api_model
 from coevo_jax.errors import UserError
 
 RUBRIC_FREE = ("likert", "likert_reference", "scalar", "random")  # judge protocols that read no rubric
@@ -27,6 +27,40 @@ def check_reward(cfg: Experiment) -> None:
     what = f"reward.max_tokens={longest} is above update.pack_length={cfg.update.pack_length}"
     require(longest <= cfg.update.pack_length, what, "reward.max_tokens, update.pack_length",
              f"update.pack_length of at least {longest}")  # fmt: skip
+
+
+CHECKING = ("points", "rar_explicit", "criterion_logits", "json_criteria", "oracle")  # protocols with a score a criterion
+
+
+def check_rlcer(cfg: Experiment) -> None:
+    """RLCER's axes: a verifier, a writer that is ours, a judge that says something of each criterion; and what only it knows."""
+    if cfg.schedule.mode != "rlcer":
+        require(cfg.rubric.schema != "points", "rubric.schema=points has weights below 0, which only RLCER reads",
+                "rubric.schema, schedule.mode", "rubric.schema=json_criteria or rar, or schedule.mode=rlcer")  # fmt: skip
+        require(cfg.judge.protocol != "points" or cfg.schedule.mode != "evolm", "judge.protocol=points is RLCER's",
+                "judge.protocol, schedule.mode", "judge.protocol=rar_explicit, or schedule.mode=rlcer")  # fmt: skip
+        return
+    order, protocol = cfg.schedule.order, cfg.judge.protocol
+    require(order in ("policy_only", "alternate"), f"schedule.order={order} is none of RLCER's", "schedule.order",
+            "policy_only (rubrics are prompted) or alternate (evolving: their writer trains in the same updates)")  # fmt: skip
+    require(protocol in CHECKING, f"judge.protocol={protocol} gives no score of each criterion", "judge.protocol",
+            " | ".join(CHECKING))  # fmt: skip
+    require(cfg.judge.samples == 1, f"judge.samples={cfg.judge.samples}: RLCER takes one check a criterion", "judge.samples", "1")
+    require(cfg.rubric.source == "generator" and not api_model(cfg.generator.source) and not cfg.rubric.guided,
+            "RLCER's rubrics are written by the run's own weights, unguided", "rubric.source, generator.source, rubric.guided",
+            "rubric.source=generator, a source with weights, rubric.guided=false")  # fmt: skip
+    require(order == "policy_only" or not cfg.generator.frozen, "generator.frozen=true, but schedule.order=alternate trains it",
+            "generator.frozen, schedule.order", "schedule.order=policy_only, or generator.frozen=false")  # fmt: skip
+    require(cfg.schedule.group <= 64, f"schedule.group={cfg.schedule.group}: every rubric is checked on every answer",
+            "schedule.group", "at most 64")  # fmt: skip
+    longest = cfg.data.max_prompt_tokens + cfg.answer.max_new_tokens
+    what = f"a rubric is written with question and answer in view, up to {longest} tokens"
+    require(cfg.sampler.max_prompt >= longest, f"{what}, and sampler.max_prompt={cfg.sampler.max_prompt}", "sampler.max_prompt",
+            f"more than {longest}")  # fmt: skip
+    row = longest + cfg.rubric_sampling.max_new_tokens
+    require(order == "policy_only" or cfg.update.pack_length >= row,
+            f"update.pack_length={cfg.update.pack_length} can't hold question, answer and rubric, {row} tokens",
+            "update.pack_length", f"more than {row}")  # fmt: skip
 
 
 def check_control(cfg: Experiment) -> None:

@@ -19,6 +19,16 @@ class RewardConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class RlcerConfig:
+    """RLCER (schedule.mode=rlcer; schedule.order=alternate: evolving, the writer of rubrics is trained too)."""
+
+    correlation: float = 0.2  # of a criterion's checks with correctness, above which it is valid
+    correct: float = 0.5  # least score of schedule.verifier that is a right answer
+    outcome_weight: float = 1.0  # of the reward's 1 or -1
+    cot_weight: float = 1.0  # of the points of valid criteria, scaled to [0, 1]
+
+
+@dataclasses.dataclass(frozen=True)
 class CriticConfig:
     """PPO's critic (advantage.kind=gae): a model of its own with a scalar head, and an optimizer of its own."""
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from coevo_jax.config import EndpointConfig, Experiment, Sampling, api_model
-from coevo_jax.config.check_modes import RUBRIC_FREE, check_control, check_reward
+from coevo_jax.config.check_modes import RUBRIC_FREE, check_control, check_reward, check_rlcer
 from coevo_jax.config.check_modes import require as _require
 from coevo_jax.config.learn import REMAT_NAMES
 from coevo_jax.config.model import API
@@ -20,7 +20,15 @@ from coevo_jax.errors import UserError, nearest
 
 DTYPES = ("float32", "bfloat16")
 ENDPOINTS = ("judge", "generator", "heldout_judge")
-WRITING = ("json_score", "json_criteria", "rar_implicit", "rar_explicit", "likert", "likert_reference")  # that write a verdict
+WRITING = (
+    "json_score",
+    "json_criteria",
+    "rar_implicit",
+    "rar_explicit",
+    "points",
+    "likert",
+    "likert_reference",
+)  # that write a verdict
 GUIDED = ("json_score", "json_criteria")  # of them those with a grammar
 ORDERS = ("alternate", "generator_first", "policy_only", "generator_only")
 REMATS = ("none", "dots", "full")
@@ -36,11 +44,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "judge.weights": ("full", "int8"),
     "data.over_limit": ("filter", "refuse"),
     "rubric.source": ("generator", "none", "predefined", "data"),
-    "rubric.schema": ("json_criteria", "rar"),
+    "rubric.schema": ("json_criteria", "rar", "points"),
     "rubric.reward": ("margin", "binary", "separation", "log_sigmoid"),
     "pairs.on_empty": ("nearest", "drop"),
     "schedule.order": ORDERS,
-    "schedule.mode": ("evolm", "sft", "verifiable", "reward"),
+    "schedule.mode": ("evolm", "sft", "verifiable", "rlcer", "reward"),
     "advantage.kind": ("group_std", "mean", "leave_one_out"),
     "loss.aggregation": ("token", "sequence", "constant"),
     "loss.ratio": ("token", "sequence"),
@@ -109,14 +117,30 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(
         (
             *("reward.max_tokens", "reward.center", "reward.head_std", "critic.lr", "critic.warmup_updates", "critic.clip"),
-            *("critic.head_std", "control.overlong_buffer", "control.overlong_penalty", "control.judge_gap", "control.kl"),
+            *(
+                "rlcer.outcome_weight",
+                "rlcer.cot_weight",
+                "critic.head_std",
+                "control.overlong_buffer",
+                "control.overlong_penalty",
+                "control.judge_gap",
+                "control.kl",
+            ),
             *("control.entropy_low", "control.entropy_high"),
         ),
         (0, math.inf),
     ),
     **dict.fromkeys(
         (
-            *("critic.gamma", "critic.lam", "control.rubric_dropout", "control.length_correlation", "control.verdict_like"),
+            *(
+                "rlcer.correlation",
+                "rlcer.correct",
+                "critic.gamma",
+                "critic.lam",
+                "control.rubric_dropout",
+                "control.length_correlation",
+                "control.verdict_like",
+            ),
             *("control.repeated_ngrams", "control.part_share", "control.judge_agreement"),
         ),
         (0, 1),
@@ -146,7 +170,7 @@ def validate(cfg: Experiment) -> None:
     for key in SAMPLINGS:
         _check_sampling(key, get_at(cfg, key))
     checks = (_check_names, _check_roles, _check_remote, _check_rubric, _check_learn, _check_lengths, _check_pairs, _check_guided)
-    for check in (*checks, _check_judge, check_reward, check_control, _check_run):
+    for check in (*checks, _check_judge, check_reward, check_rlcer, check_control, _check_run):
         check(cfg)
 
 
@@ -272,8 +296,8 @@ def _check_learn(cfg: Experiment) -> None:
     )
     own = cfg.schedule.verifier not in ("", PROCEDURAL)
     _require(
-        cfg.schedule.mode != "verifiable" or own or f"{PROCEDURAL}:" in cfg.data.prompts,
-        f"schedule.mode=verifiable has no verifier for data.prompts={cfg.data.prompts}",
+        cfg.schedule.mode not in ("verifiable", "rlcer") or own or f"{PROCEDURAL}:" in cfg.data.prompts,
+        f"schedule.mode={cfg.schedule.mode} has no verifier for data.prompts={cfg.data.prompts}",
         "schedule.mode, schedule.verifier, data.prompts",
         "a dotted path module:function as schedule.verifier, or data.prompts=reasoning_gym:TASK",
     )
@@ -284,7 +308,11 @@ def used_samplings(cfg: Experiment) -> Iterator[tuple[str, Sampling, bool]]:
     mode, order = cfg.schedule.mode, cfg.schedule.order
     if mode in ("sft", "reward"):
         return
-    yield "answer", cfg.answer, mode == "verifiable" or order != "generator_only"
+    yield "answer", cfg.answer, mode != "evolm" or order != "generator_only"
+    if mode == "rlcer":
+        yield "rubric_sampling", cfg.rubric_sampling, order == "alternate"
+        if cfg.judge.protocol in WRITING and not api_model(cfg.judge.source):
+            yield "judge.sampling", cfg.judge.sampling, False
     if mode == "evolm":
         if cfg.rubric.source == "generator" and not api_model(cfg.generator.source):
             yield "rubric_sampling", cfg.rubric_sampling, order != "policy_only"

@@ -35,10 +35,11 @@ def collect(ctx: Context, slots: Iterable[int], make: Maker) -> tuple[list[Group
         pending = [slot for slot in pending if slot not in kept]
         if not pending:
             break
-    return groups, _advantages(ctx, groups)
+    return groups, advantages_of(ctx, groups)
 
 
-def _advantages(ctx: Context, groups: list[Group]) -> Advantages:
+def advantages_of(ctx: Context, groups: list[Group]) -> Advantages:
+    """Advantages of all members, inside their groups."""
     ids = np.asarray([g.attempt * ctx.cfg.schedule.prompts + g.slot for g in groups for _ in g.members], np.int64)
     rewards = np.asarray([0.0 if m.reward is None else m.reward for g in groups for m in g.members], np.float64)
     valid = np.asarray([m.reward is not None for g in groups for m in g.members], bool)
@@ -58,7 +59,7 @@ def _fill_failed(ids: np.ndarray, rewards: np.ndarray, valid: np.ndarray) -> tup
 
 
 def _kept_slots(ctx: Context, groups: list[Group]) -> set[int]:
-    keep = _advantages(ctx, groups).keep if groups else np.zeros(0, bool)
+    keep = advantages_of(ctx, groups).keep if groups else np.zeros(0, bool)
     owners = [g.slot for g in groups for _ in g.members]
     return {slot for slot, kept in zip(owners, keep) if kept}
 
@@ -79,7 +80,7 @@ def to_batch(ctx: Context, step: Step, groups: list[Group], advantages: Advantag
                 c = member.completion
                 samples.append(
                     Sample(
-                        prompt=group.prompt, completion=c.tokens, sampler_logp=c.logprobs, advantage=advantage,
+                        prompt=member.prompt or group.prompt, completion=c.tokens, sampler_logp=c.logprobs, advantage=advantage,
                         group=group_id, index=index, truncated=c.finish == "length",
                     )
                 )  # fmt: skip
@@ -93,11 +94,12 @@ def _row(
     ctx: Context, step: Step, group: Group, group_id: int, index: int, member: Member, kept: bool, advantage: float
 ) -> dict[str, Any]:
     c = member.completion
-    prompt = ctx.voices[step.role].tokenizer.decode(group.prompt, keep_special=True)
+    ids = member.prompt or group.prompt
+    prompt = ctx.voices[step.role].tokenizer.decode(ids, keep_special=True)
     return {
         "update": step.update, "cycle": step.cycle, "role": step.role, "slot": group.slot, "group": group_id, "sample": index,
         "record": group.record_id, "question": group.question, "prompt": prompt,
-        "completion": ctx.raw(c.tokens, step.role), "prompt_ids": list(group.prompt), "completion_ids": c.tokens.tolist(),
+        "completion": ctx.raw(c.tokens, step.role), "prompt_ids": list(ids), "completion_ids": c.tokens.tolist(),
         "finish": c.finish, "reward": member.reward, "parts": member.parts, "advantage": advantage, "trained": kept,
         **group.note, **member.note,
     }  # fmt: skip

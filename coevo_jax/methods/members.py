@@ -11,7 +11,8 @@ from coevo_jax.sampler import Completion
 @dataclasses.dataclass
 class Member:
     """One completion of a group: text, reward (None: the instrument failed), the reward's parts, what the dump shows.
-    terms: numbers that add up to the reward, the one that it is about first; empty where there is but one."""
+    terms: numbers that add up to the reward, the one that it is about first; empty where there is but one. prompt: its own, where
+    the samples of a group differ in it."""
 
     completion: Completion
     text: str
@@ -19,6 +20,7 @@ class Member:
     parts: dict[str, float] = dataclasses.field(default_factory=dict)
     note: dict[str, Any] = dataclasses.field(default_factory=dict)
     terms: dict[str, float] = dataclasses.field(default_factory=dict)
+    prompt: list[int] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass

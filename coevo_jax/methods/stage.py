@@ -39,15 +39,27 @@ class Behind:
             self.add(metric, rows)
 
 
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Samples of a further optimizer step of the same update, of the weights of `role`. name: before its metrics."""
+
+    name: str
+    role: str
+    samples: list[Any]
+    rollouts: list[dict[str, Any]]
+    temperature: float
+
+
 @dataclasses.dataclass
 class Batch:
     """One update's training samples, what its metrics are made of, and the rows of its rollout file: of this process's slots.
-    behind: the rows that a metric against reward hacking comes from."""
+    behind: the rows that a metric against reward hacking comes from. then: further optimizer steps, as many on every process."""
 
     samples: list[Any]  # learn.packing.Sample, or learn.reward_model.PairSample
     facts: Facts
     rollouts: list[dict[str, Any]]
     behind: Behind = dataclasses.field(default_factory=Behind)
+    then: tuple[Part, ...] = ()
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -66,3 +78,4 @@ class Stage:
     make_batch: Callable[[Context, Step], Batch]
     loss: str = "policy"
     counts_as_policy: bool = False
+    then_role: str = ""  # whom a second optimizer step of its updates trains

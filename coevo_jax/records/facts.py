@@ -95,6 +95,13 @@ class Facts:
         for name, (kind, values) in other._kept.items():
             self.add(kind, name, values)
 
+    def prefixed(self, prefix: str) -> Facts:
+        """The same numbers under names that begin with `prefix`/."""
+        out = Facts()
+        for name, (kind, values) in self._kept.items():
+            out.add(kind, f"{prefix}/{name}", values)
+        return out
+
     def row(self) -> Row:
         """The metrics."""
         out: Row = {}
