@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from coevo_jax.config import Experiment, JudgeConfig, ModelConfig, SamplerConfig, api_model, judge_sampler
 from coevo_jax.config.validate import compat_warnings
+from coevo_jax.critic import make_critic
 from coevo_jax.data import PromptSet, SlotStream, read_chat, read_prompts
 from coevo_jax.distributed import local_mesh, own
 from coevo_jax.errors import UserError
@@ -33,7 +34,7 @@ from coevo_jax.methods.fixed_rubrics import check_records
 from coevo_jax.methods.stage import Stage
 from coevo_jax.models.files import user_cache
 from coevo_jax.models.forward import param_shapes
-from coevo_jax.models.load import LoadedModel, load_model, load_scalar, trained_loader
+from coevo_jax.models.load import LoadedModel, critic_source, load_model, load_scalar, load_with_head, trained_loader
 from coevo_jax.models.quantize import quantize_params, quantized_infos
 from coevo_jax.models.spec import ModelSpec
 from coevo_jax.preference.buffer import ReplayBuffer
@@ -79,6 +80,19 @@ class System:
     def learner_of(self, role: str) -> Learner:
         """The weights that a role trains."""
         return self.learners.get(role, self.learners["policy"])
+
+    @property
+    def states(self) -> dict[str, Any]:
+        """What updates change, by name: of every learner, and of its critic."""
+        critics = {f"critic_{name}": learner.critic for name, learner in self.learners.items() if learner.critic is not None}
+        return {name: learner.state for name, learner in self.learners.items()} | {n: c.state for n, c in critics.items()}
+
+    def take_states(self, states: dict[str, Any]) -> None:
+        """Put back what `states` gave."""
+        for name, learner in self.learners.items():
+            learner.state = states[name]
+            if learner.critic is not None:
+                learner.critic.state = states[f"critic_{name}"]
 
     def temperature(self, stage: Stage) -> float:
         """The temperature of the distribution that the stage's completions were drawn from (1 for supervised data)."""
@@ -142,8 +156,12 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True, watchdo
     tokenizers = {name: ChatTokenizer.load(model.folder) for name, model in models.items()}
     engines = _Engines(cfg, local)
     loop = METHODS[cfg.schedule.mode](cfg)
-    trained = {name: sum(_steps(stage, name, len(models) == 1) for stage in loop) for name in models}
+    trained = optimizer_steps(cfg, tuple(models))
     learners = {name: make_learner(name, cfg, model, mesh, trained[name]) for name, model in models.items()}
+    if cfg.advantage.kind == "gae":
+        for name, learner in learners.items():
+            if trained[name]:
+                learner.critic = make_critic(cfg, _load_critic(cfg, name, mesh), mesh)
     voices = {name: _voice(learners[name], tokenizers[name], engines) for name in models}
     voices.setdefault("rubric", voices["policy"])
     judge, frozen = _make_judge(cfg, judge_model, engines, endpoints.get("judge"))
@@ -175,10 +193,13 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True, watchdo
     return system
 
 
-def _steps(stage: Stage, name: str, single: bool) -> int:
-    """Optimizer steps of a stage that train the weights `name`."""
-    roles = [role for role in (stage.role, stage.then_role) if role]
-    return stage.updates * (len(roles) if single else roles.count(name))
+def optimizer_steps(cfg: Experiment, names: tuple[str, ...]) -> dict[str, int]:
+    """Optimizer steps of the loop that train each of the weights `names`; a single one plays every role."""
+    steps = dict.fromkeys(names, 0)
+    for stage in METHODS[cfg.schedule.mode](cfg):
+        for role in filter(None, (stage.role, stage.then_role)):
+            steps[role if role in steps else "policy"] += stage.updates
+    return steps
 
 
 def _check_processes(cfg: Experiment) -> None:
@@ -189,6 +210,13 @@ def _check_processes(cfg: Experiment) -> None:
     if jax.process_count() > cfg.schedule.prompts:
         raise UserError(f"{jax.process_count()} processes for {cfg.schedule.prompts} prompt slots", where="schedule.prompts",
                         expected=f"at least {jax.process_count()}")  # fmt: skip
+
+
+def _load_critic(cfg: Experiment, name: str, mesh: Any) -> LoadedModel:
+    """The critic of the weights `name`, its own copy."""
+    source = critic_source(cfg, name)
+    load = functools.partial(load_with_head, std=cfg.critic.head_std, seed=cfg.seed)
+    return _load(source, mesh, "critic", train_rules(cfg.mesh), load)
 
 
 def _load_judge(cfg: Experiment, policy: LoadedModel, mesh: Any) -> LoadedModel | None:

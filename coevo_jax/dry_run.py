@@ -105,6 +105,9 @@ def memory(system: System) -> dict[str, int]:
         sizes = [jnp.dtype(d).itemsize for d in (cfg.policy.dtype, cfg.policy.param_dtype)]
         if cfg.loss.kl_weight > 0 and cfg.schedule.mode not in UNSAMPLED:
             out[f"{name} reference"] = params * sizes[0] // sizes[1]  # whose matrices are in the dtype of the computation
+        if learner.critic is not None:
+            state = learner.critic.state
+            out[f"{name}'s critic, moments and gradients"] = 2 * _bytes(state.params) + _bytes(state.opt_state)
         if cfg.policy.dtype != cfg.policy.param_dtype:
             out[f"{name} sampler copy"] = params * sizes[0] // sizes[1]
     for name, params in system.frozen.items():

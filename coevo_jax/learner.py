@@ -13,6 +13,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from coevo_jax.config import Experiment, UpdateConfig
+from coevo_jax.critic import Critic, fetch
 from coevo_jax.distributed import global_rows, largest, local_copy, local_mesh, most_owned
 from coevo_jax.learn.losses import resolve_loss, sft_loss
 from coevo_jax.learn.packing import Sample, TokenBatch, pack, with_micro_batches
@@ -42,6 +43,7 @@ class Learner:
     mesh: Any = None
     reference: Any = None  # frozen parameters of the KL term, where it has a weight; matrices in policy.dtype
     anchored: bool = False  # the loop has begun: reference taken, optimizer fresh
+    critic: Critic | None = None  # PPO's (advantage.kind=gae)
     published: Any = None  # what the sampler holds
     _compared: tuple[jax.Array, ...] = ()  # the sampler's and the trainer's arrays that were last found to agree
     _wanted: str = ""  # several processes: the trainer's fingerprint when its weights were published
@@ -107,13 +109,20 @@ class Learner:
             assert self.reference is not None
             rows = rows.replace(ref_logp=self.logprobs(_moved(self.reference, "device"), rows, temperature))
         metrics: dict[str, Any] = {}
+        valued: dict[str, float] = {}
+        if self.critic is not None and loss == "policy":
+            resting = self.critic.warming_up
+            rows, fit, estimated = self.critic.estimate(rows)
+            valued = fetch(estimated, self.critic.fit(fit)) | {"critic/alone": float(resting)}
+            if resting:
+                return valued
         inner = self.cfg.update.inner_iterations if loss == "policy" else 1
         if inner > 1:
             rows = rows.replace(old_logp=self.logprobs(self.state.params, rows, temperature))
         for _ in range(inner):
             self.published, self._compared, self._wanted = None, (), ""  # the donated buffers may be the sampler's
             self.state, metrics = self.updates[loss](self.state, rows, temperature)
-        found = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        found = valued | {name: float(value) for name, value in jax.device_get(metrics).items()}
         return {"update/nonfinite" if name == "nonfinite" else name: value for name, value in found.items()}
 
     def _update_reward(self, pairs: list[PairSample]) -> dict[str, float]:

@@ -227,7 +227,6 @@ def _row(
 def _save(run: Run, block: bool = False) -> None:
     """Everything that the next update depends on, in one atomic checkpoint (design.md 4.8)."""
     system, position, streams = run.system, run.position, run.system.context.streams
-    state = {name: learner.state for name, learner in system.learners.items()}
     host = {
         "position": dataclasses.asdict(position),
         "metrics_rows": 0 if run.metrics is None else run.metrics.cursor,
@@ -237,13 +236,13 @@ def _save(run: Run, block: bool = False) -> None:
     }
     run.console.mark("save", position.updates)
     with run.watchdog.meeting("save"):
-        run.checkpoints.save(position.updates, state, host, system.context.buffer.state(), block=block)
+        run.checkpoints.save(position.updates, system.states, host, system.context.buffer.state(), block=block)
     run.saved = position.updates
 
 
 def _restore(system: System, checkpoints: Checkpoints, metrics: MetricsWriter | None, console: RunConsole) -> Position:
     """Take up the last good checkpoint, or start from nothing (rows of a run that never saved are dropped)."""
-    restored = checkpoints.restore_latest({name: learner.state for name, learner in system.learners.items()})
+    restored = checkpoints.restore_latest(system.states)
     if restored is None:
         dropped = metrics.truncate_to(0) if metrics is not None else 0
         if dropped:
@@ -257,8 +256,8 @@ def _restore(system: System, checkpoints: Checkpoints, metrics: MetricsWriter | 
             "the frozen weights differ from those this run began with", where="judge.source",
             expected=f"fingerprints {host['frozen']}, found {system.frozen_fingerprints}",
         )  # fmt: skip
+    system.take_states(restored.state)
     for name, learner in system.learners.items():
-        learner.state = restored.state[name]
         learner.anchored = name in host["anchored"]
         if learner.anchored and system.cfg.loss.kl_weight > 0:
             learner.take_reference(checkpoints.load_reference(learner.state.params, f"reference_{name}"))

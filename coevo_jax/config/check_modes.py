@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from coevo_jax.config import Experiment, api_model
+from coevo_jax.config import CriticConfig, Experiment, api_model
+from coevo_jax.config.model import API
 from coevo_jax.errors import UserError
 
 RUBRIC_FREE = ("likert", "likert_reference", "scalar", "random")  # judge protocols that read no rubric
@@ -61,6 +62,18 @@ def check_rlcer(cfg: Experiment) -> None:
     require(order == "policy_only" or cfg.update.pack_length >= row,
             f"update.pack_length={cfg.update.pack_length} can't hold question, answer and rubric, {row} tokens",
             "update.pack_length", f"more than {row}")  # fmt: skip
+
+
+def check_critic(cfg: Experiment) -> None:
+    """A critic where there is something to value, and no settings of one that isn't there."""
+    critic = cfg.advantage.kind == "gae"
+    require(not critic or cfg.schedule.mode not in ("sft", "reward"),
+            f"advantage.kind=gae has no rewards in schedule.mode={cfg.schedule.mode}", "advantage.kind, schedule.mode",
+            "advantage.kind=mean, or a mode that samples")  # fmt: skip
+    require(critic or cfg.critic == CriticConfig(), f"critic settings would be ignored: advantage.kind={cfg.advantage.kind}",
+            "critic, advantage.kind", "advantage.kind=gae")  # fmt: skip
+    require(not cfg.critic.source.startswith(API), f"critic.source={cfg.critic.source!r} is an endpoint, and the critic trains",
+            "critic.source", "a source with weights, or '' for the policy's")  # fmt: skip
 
 
 def check_control(cfg: Experiment) -> None:

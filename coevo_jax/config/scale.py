@@ -66,6 +66,7 @@ SOURCES = (
     "generator.source",
     "judge.source",
     "heldout_judge.source",
+    "critic.source",
 )  # kept where no weights are read: '', oracle, an endpoint's model
 MOST = {  # kept where they are less
     "warmup.updates": 2, "run.keep": 2, "control.overlong_buffer": 6, "control.heldout_answers": 2, "critic.warmup_updates": 1,

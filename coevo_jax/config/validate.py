@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from coevo_jax.config import EndpointConfig, Experiment, Sampling, api_model
-from coevo_jax.config.check_modes import RUBRIC_FREE, check_control, check_reward, check_rlcer
+from coevo_jax.config.check_modes import RUBRIC_FREE, check_control, check_critic, check_reward, check_rlcer
 from coevo_jax.config.check_modes import require as _require
 from coevo_jax.config.learn import REMAT_NAMES
 from coevo_jax.config.model import API
@@ -49,7 +49,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "pairs.on_empty": ("nearest", "drop"),
     "schedule.order": ORDERS,
     "schedule.mode": ("evolm", "sft", "verifiable", "rlcer", "reward"),
-    "advantage.kind": ("group_std", "mean", "leave_one_out"),
+    "advantage.kind": ("group_std", "mean", "leave_one_out", "gae"),
     "loss.aggregation": ("token", "sequence", "constant"),
     "loss.ratio": ("token", "sequence"),
     "loss.kl_estimator": ("k1", "k2", "k3"),
@@ -170,7 +170,7 @@ def validate(cfg: Experiment) -> None:
     for key in SAMPLINGS:
         _check_sampling(key, get_at(cfg, key))
     checks = (_check_names, _check_roles, _check_remote, _check_rubric, _check_learn, _check_lengths, _check_pairs, _check_guided)
-    for check in (*checks, _check_judge, check_reward, check_rlcer, check_control, _check_run):
+    for check in (*checks, _check_judge, check_reward, check_rlcer, check_critic, check_control, _check_run):
         check(cfg)
 
 

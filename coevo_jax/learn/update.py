@@ -195,14 +195,14 @@ def summed_gradients(
     gradient = jax.grad(micro_loss, has_aux=True)
 
     def step(i: jax.Array, carry: tuple[Params, Metrics]) -> tuple[Params, Metrics]:
-        grads, metrics = gradient(params, _micro(batch, i, mesh, rules))
+        grads, metrics = gradient(params, one_micro(batch, i, mesh, rules))
         sums = jax.tree.map(lambda a, g: a + g.astype(a.dtype), carry[0], grads)
         return _like_params(sums, spec, mesh, rules), {name: _combine(name, carry[1][name], x) for name, x in metrics.items()}
 
     shapes = jax.eval_shape(micro_loss, params, jax.tree.map(lambda x: x[0], batch))[1]
     start = {name: jnp.full((), -jnp.inf if name.endswith("/max") else 0.0, jnp.float32) for name in shapes}
     zeros = _like_params(jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params), spec, mesh, rules)
-    return lax.fori_loop(0, _used(batch), step, (zeros, start))
+    return lax.fori_loop(0, used_micros(batch), step, (zeros, start))
 
 
 def apply_gradients(state: TrainState, grads: Params, optimizer: Optimizer) -> tuple[TrainState, Metrics]:
@@ -241,10 +241,10 @@ def logprobs_program(spec: ModelSpec, cfg: Experiment, mesh: Mesh | None = None)
 
     def run(params: Params, batch: TokenBatch, temperature: Any) -> jax.Array:
         def step(i: jax.Array, out: jax.Array) -> jax.Array:
-            logp, _ = batch_logprobs(params, spec, _micro(batch, i, mesh, rules), temperature, cfg, mesh)
+            logp, _ = batch_logprobs(params, spec, one_micro(batch, i, mesh, rules), temperature, cfg, mesh)
             return lax.dynamic_update_index_in_dim(out, logp, i, 0)
 
-        return lax.fori_loop(0, _used(batch), step, jnp.zeros(batch.tokens.shape, jnp.float32))
+        return lax.fori_loop(0, used_micros(batch), step, jnp.zeros(batch.tokens.shape, jnp.float32))
 
     return jax.jit(run, in_shardings=in_shardings(mesh, rules), compiler_options=compiler_options(mesh))
 
@@ -263,14 +263,15 @@ def compiler_options(mesh: Mesh | None) -> dict[str, Any] | None:
     return cpu_options("DOT") if platform == "cpu" else None
 
 
-def _micro(batch: TokenBatch, i: jax.Array, mesh: Mesh | None, rules: ShardingRules) -> TokenBatch:
+def one_micro(batch: TokenBatch, i: jax.Array, mesh: Mesh | None, rules: ShardingRules) -> TokenBatch:
+    """Micro-batch i, rows where the rules want them."""
     micro = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, keepdims=False), batch)
     if mesh is None:
         return micro
     return lax.with_sharding_constraint(micro, batch_sharding(mesh, rules))
 
 
-def _used(batch: TokenBatch) -> jax.Array:
+def used_micros(batch: TokenBatch) -> jax.Array:
     """Micro-batches up to the last one with a token."""
     filled = jnp.any(batch.segment_ids > 0, axis=(1, 2))
     return jnp.max(jnp.where(filled, jnp.arange(1, len(filled) + 1, dtype=jnp.int32), 0))

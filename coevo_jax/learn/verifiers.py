@@ -41,7 +41,7 @@ def reasoning_gym(record: dict[str, Any], text: str) -> float:
 
 
 def exact_answer(record: dict[str, Any], text: str) -> float:
-    """1 where the answer equals the record's reference: equal numbers, or texts that differ in spacing, case and TeX's dress alone.
+    """1 where the answer equals the record's reference: equal numbers, or texts alike but for spacing, case and TeX.
 
     The answer stands after the reasoning: in the last \\boxed{...}, else where extract_answer finds it."""
     last = text.rpartition("</think>")[2]

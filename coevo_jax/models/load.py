@@ -108,6 +108,13 @@ def trained_loader(cfg: Experiment) -> Callable[..., LoadedModel]:
     return functools.partial(load_with_head, std=cfg.reward.head_std, seed=cfg.seed)
 
 
+def critic_source(cfg: Experiment, name: str = "policy") -> ModelConfig:
+    """What the critic of the weights `name` begins as: critic.source, else the same as they."""
+    own = cfg.generator.source if name == "rubric" else ""
+    source = cfg.critic.source or own or cfg.policy.source
+    return dataclasses.replace(cfg.policy, source=source, sha256=cfg.policy.sha256 if source == cfg.policy.source else "")
+
+
 def has_head(path: pathlib.Path) -> bool:
     """Is it the folder of a reward model?"""
     hf = path.is_dir() and any((path / name).exists() for name in ("model.safetensors", "model.safetensors.index.json"))

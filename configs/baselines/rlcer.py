@@ -33,6 +33,9 @@ def get_config() -> Experiment:
             "sampler.max_prompt=15360",
             "update.pack_length=19456",
             "judge.max_prompt=20480",
+            "judge.sampling.max_new_tokens=12288",
+            "sampler.max_new=12288",
+            "sampler.length_classes=96,3072;64,8192;32,27648",
             "schedule.order=policy_only",
         ],
     )

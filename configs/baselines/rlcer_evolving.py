@@ -1,5 +1,5 @@
-"""RLCER (arXiv 2602.10885), evolving: as rlcer.py, and the writer of rubrics is trained too, on the share of its criteria that are
-valid and on its form, in a second optimizer step of each update.
+"""RLCER (arXiv 2602.10885), evolving: as rlcer.py, and the writer of rubrics is trained too, on the share of its criteria that
+are valid and on its form, in a second optimizer step of each update.
 
     python run.py --config=configs/baselines/rlcer_evolving.py --workdir=/mnt/shared/rlcer_evolving \
         --config.policy.source=/models/Qwen3-8B --config.judge.source=/models/Qwen3-1.7B --config.data.prompts='dapo_math.parquet'
@@ -32,6 +32,9 @@ def get_config() -> Experiment:
             "sampler.max_prompt=15360",
             "update.pack_length=19456",
             "judge.max_prompt=20480",
+            "judge.sampling.max_new_tokens=12288",
+            "sampler.max_new=12288",
+            "sampler.length_classes=96,3072;64,8192;32,27648",
             "schedule.order=alternate",
         ],
     )

@@ -5,7 +5,7 @@
 
 Data: questions with a reference answer (columns prompt and reference; 'FILE?prompt=...&reference=...' names others), such as
 DAPO-Math-17k. Hardware: a v5p-16 or v4-32 slice; never run on a TPU.
-Settings of RLCER's paper: 8 answers to each of 32 questions, critic at 1e-5, clip 0.2, up to 1500 updates, no KL term; the discount
+Settings of RLCER's paper: 8 answers to each of 32 questions, critic at 1e-5, clip 0.2, up to 1500 updates, no KL term. Discount
 and lambda aren't published, here 1. Its mini-batches of 64 are one step of the whole batch here.
 Expected by that paper (8B): AIME24 34.79 to 37.50, AIME25 32.50 to 33.33, AMC 84.53 to 86.41, GPQA-D 46.56 to 48.77.
 """
@@ -32,6 +32,9 @@ def get_config() -> Experiment:
             "sampler.max_prompt=15360",
             "update.pack_length=19456",
             "judge.max_prompt=20480",
+            "judge.sampling.max_new_tokens=12288",
+            "sampler.max_new=12288",
+            "sampler.length_classes=96,3072;64,8192;32,27648",
             "schedule.k=1500",
             "schedule.order=alternate",
             "schedule.prompts=32",
