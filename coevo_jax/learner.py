@@ -18,7 +18,7 @@ from coevo_jax.distributed import global_rows, largest, local_copy, local_mesh, 
 from coevo_jax.learn.losses import resolve_loss, sft_loss
 from coevo_jax.learn.packing import Sample, TokenBatch, pack, with_micro_batches
 from coevo_jax.learn.publish import cast_matrices, make_publish, same_places
-from coevo_jax.learn.reward_model import PairSample, described, make_reward_update, pack_pairs
+from coevo_jax.learn.reward_model import PairSample, described, make_reward_scores, make_reward_update, pack_pairs
 from coevo_jax.learn.update import Optimizer, TrainState, init_state, make_logprobs, make_optimizer, make_update, rows_devices
 from coevo_jax.mesh import train_rules
 from coevo_jax.models.load import LoadedModel
@@ -28,7 +28,7 @@ from coevo_jax.records.fingerprint import fingerprint
 
 @dataclasses.dataclass
 class Learner:
-    """Trained weights. `updates` by loss name ('policy', 'sft', 'reward').
+    """Trained weights. `updates` by loss name ('policy', 'sft', 'reward'; 'scores' looks at held-out pairs).
 
     `publish` makes the sampler's copy, `weights` hands it out."""
 
@@ -126,10 +126,21 @@ class Learner:
         return {"update/nonfinite" if name == "nonfinite" else name: value for name, value in found.items()}
 
     def _update_reward(self, pairs: list[PairSample]) -> dict[str, float]:
-        rows = self._placed(lambda cfg, devices: pack_pairs(pairs, cfg, devices=devices, most=most_owned(self.cfg.reward.pairs)))
+        """One update on the pairs that are not held out, after a look at those that are."""
+
+        def placed(chosen: list[PairSample], most: int) -> Any:
+            return self._placed(lambda cfg, devices: pack_pairs(chosen, cfg, devices=devices, most=most_owned(most)))
+
+        def told(metrics: Any) -> dict[str, float]:
+            return described({name: float(value) for name, value in jax.device_get(metrics).items()})
+
+        trained, heldout = ([pair for pair in pairs if pair.heldout == aside] for aside in (False, True))
+        seen: dict[str, float] = {}
+        if heldout:
+            seen = told(self.updates["scores"](self.state.params, placed(heldout, self.cfg.reward.heldout)))
         self.published, self._compared, self._wanted = None, (), ""
-        self.state, metrics = self.updates["reward"](self.state, rows)
-        found = described({name: float(value) for name, value in jax.device_get(metrics).items()})
+        self.state, metrics = self.updates["reward"](self.state, placed(trained, self.cfg.reward.pairs))
+        found = told(metrics) | {f"heldout/{name.removeprefix('reward_model/')}": value for name, value in seen.items()}
         return {"update/nonfinite" if name == "nonfinite" else name: value for name, value in found.items()}
 
     def _placed(self, make: Callable[[UpdateConfig, int], Any]) -> Any:
@@ -171,7 +182,8 @@ def make_learner(name: str, cfg: Experiment, model: LoadedModel, mesh: Any = Non
     optimizer = make_optimizer(dataclasses.replace(cfg.optimizer, lr=lr, schedule=schedule), updates)
     supervised = dataclasses.replace(cfg.optimizer, lr=cfg.warmup.lr, warmup_steps=0, schedule="constant")
     if model.spec.scalar:
-        functions = {"reward": make_reward_update(model.spec, optimizer, cfg, mesh)}
+        scores = make_reward_scores(model.spec, cfg, mesh)
+        functions = {"reward": make_reward_update(model.spec, optimizer, cfg, mesh), "scores": scores}
     else:
         functions = {
             "policy": make_update(model.spec, optimizer, resolve_loss(cfg.loss), cfg, mesh),

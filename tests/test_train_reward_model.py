@@ -31,11 +31,15 @@ class Killed(BaseException):
 
 @pytest.mark.slow
 def test_it_learns_survives_a_kill_and_judges(tmp_path: pathlib.Path) -> None:
-    cfg = (*MODE, "schedule.k=5", "reward.center=0.001")
+    cfg = (*MODE, "schedule.k=5", "reward.center=0.001", "reward.heldout=40", "reward.eval_every=2")
     whole = run(tmp_path / "whole", *cfg)
     assert [row["stage"] for row in whole.rows] == ["reward"] * 5 and whole.rows[0]["loss"] == pytest.approx(np.log(2), abs=0.05)
     assert all(row["grad_norm"] > 0 and 0 <= row["reward_model/accuracy"] <= 1 for row in whole.rows)
-    assert whole.rows[-1]["epoch"] == pytest.approx(40 / 240)
+    stream = whole.system.context.streams["pairs"].prompts
+    assert whole.rows[-1]["epoch"] == pytest.approx(40 / len(stream)) and len(stream.heldout) == 40 and len(stream) <= 200
+    assert not {r["prompt"] for r in stream.heldout} & {r["prompt"] for r in stream.records}
+    assert [("heldout/accuracy" in row) for row in whole.rows] == [True, False, True, False, True]
+    assert whole.rows[0]["heldout/loss/preference"] == pytest.approx(np.log(2), abs=0.05)
 
     def kill(system, row, done):
         if done == 3:
@@ -89,10 +93,12 @@ def check_layout(folder: pathlib.Path) -> None:
 
 @pytest.mark.slow
 def test_it_learns_what_the_pairs_prefer(tmp_path: pathlib.Path) -> None:
-    """Four passes over the small world's pairs: four in five are told apart, and half at the start."""
-    rows = run(tmp_path / "run", *MODE, "schedule.k=32", "reward.pairs=32", "optimizer.lr=3e-3").rows
+    """Five passes over the small world's pairs: four in five are told apart, and half at the start; held-out ones too."""
+    held = ("reward.heldout=40", "reward.eval_every=31")
+    rows = run(tmp_path / "run", *MODE, *held, "schedule.k=32", "reward.pairs=32", "optimizer.lr=3e-3").rows
     first, last = (np.mean([r["reward_model/accuracy"] for r in part]) for part in (rows[:4], rows[-4:]))
     assert first < 0.75 and last > 0.8, (first, last)
+    assert rows[31]["heldout/accuracy"] > rows[0]["heldout/accuracy"], [row.get("heldout/accuracy") for row in rows]
 
 
 def test_pairs_that_are_too_long_are_left_out_or_refused(tmp_path: pathlib.Path) -> None:
@@ -106,6 +112,10 @@ def test_pairs_that_are_too_long_are_left_out_or_refused(tmp_path: pathlib.Path)
         system_of(*data, "data.over_limit=refuse")
     with pytest.raises(UserError, match="all 3 pairs are over the limit"):
         system_of(*data, "reward.max_tokens=2")
+    with pytest.raises(UserError, match="leaves nothing of 2 pairs"):
+        system_of(*data, "reward.heldout=2")
+    with pytest.raises(UserError, match="leaves no other question"):
+        system_of(*data, "reward.heldout=1")
     with pytest.raises(UserError, match="'p0' has no margin"):
         system_of(*data, "reward.data_margin=true")
 

@@ -32,16 +32,24 @@ def apply_overrides(cfg: Record, overrides: Iterable[str]) -> Record:
     return cfg
 
 
-@functools.cache
 def record_types(record: type) -> dict[str, Any]:
     """Field name -> annotation as a type, in the record's order. One dict for all who ask: read it."""
+    return _record_types(typing.cast(Any, record))
+
+
+@functools.cache
+def _record_types(record: Any) -> dict[str, Any]:
     hints = typing.get_type_hints(record)
     return {field.name: hints[field.name] for field in dataclasses.fields(record)}
 
 
-@functools.cache
 def key_types(record: type) -> dict[str, Any]:
     """Every dotted key that holds a value -> its type, in the order of the records. One dict for all who ask: read it."""
+    return _key_types(typing.cast(Any, record))
+
+
+@functools.cache
+def _key_types(record: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, kind in record_types(record).items():
         if dataclasses.is_dataclass(kind):

@@ -15,6 +15,8 @@ class RewardConfig:
     margin: float = 0.0  # m in -log sigmoid(chosen - rejected - m)
     data_margin: bool = False  # a pair's own column 'margin' is added to it
     center: float = 0.0  # weight of (chosen + rejected)^2, which keeps rewards around 0
+    heldout: int = 0  # pairs set aside (the last ones of the seed's order), never trained on
+    eval_every: int = 50  # updates between two looks at them
     head_std: float = 0.02  # of the fresh head; a source that is a reward model already keeps its own
 
 

@@ -30,6 +30,7 @@ SMOKE: dict[str, Any] = {
     "reward.data": "tiny",
     "reward.pairs": 4,
     "reward.max_tokens": 0,
+    "reward.eval_every": 1,
     "pairs.min_gap": 1,
     "pairs.max_gap": 8,
     "pairs.per_slot": 8,
@@ -69,7 +70,8 @@ SOURCES = (
     "critic.source",
 )  # kept where no weights are read: '', oracle, an endpoint's model
 MOST = {  # kept where they are less
-    "warmup.updates": 2, "run.keep": 2, "control.overlong_buffer": 6, "control.heldout_answers": 2, "critic.warmup_updates": 1,
+    "warmup.updates": 2, "run.keep": 2, "control.overlong_buffer": 6, "control.heldout_answers": 2,
+    "critic.warmup_updates": 1, "reward.heldout": 4,
 }  # fmt: skip
 
 

@@ -113,10 +113,20 @@ RANGES: dict[str, tuple[float, float]] = {
         (0, 1),
     ),
     "schedule.group": (2, math.inf),
-    **dict.fromkeys(("reward.pairs", "control.heldout_every", "control.heldout_answers", "control.ngram"), (1, math.inf)),
+    **dict.fromkeys(
+        ("reward.pairs", "reward.eval_every", "control.heldout_every", "control.heldout_answers", "control.ngram"), (1, math.inf)
+    ),
     **dict.fromkeys(
         (
-            *("reward.max_tokens", "reward.center", "reward.head_std", "critic.lr", "critic.warmup_updates", "critic.clip"),
+            *(
+                "reward.max_tokens",
+                "reward.heldout",
+                "reward.center",
+                "reward.head_std",
+                "critic.lr",
+                "critic.warmup_updates",
+                "critic.clip",
+            ),
             *(
                 "rlcer.outcome_weight",
                 "rlcer.cot_weight",

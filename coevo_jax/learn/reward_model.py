@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jax import lax
 from jax.sharding import Mesh
 
 from coevo_jax.config import Experiment, RewardConfig, UpdateConfig
@@ -27,8 +28,10 @@ from coevo_jax.learn.update import (
     apply_gradients,
     compiler_options,
     in_shardings,
+    one_micro,
     state_shardings,
     summed_gradients,
+    used_micros,
 )
 from coevo_jax.mesh import replicated, train_rules
 from coevo_jax.models.forward import Params, forward
@@ -38,11 +41,13 @@ from coevo_jax.models.spec import ModelSpec
 
 @dataclasses.dataclass(frozen=True)
 class PairSample:
-    """Token ids of two conversations, the first one preferred; margin: by how much at least, in logits."""
+    """Token ids of two conversations, the first one preferred; margin: by how much at least, in logits.
+    heldout: only looked at."""
 
     chosen: np.ndarray
     rejected: np.ndarray
     margin: float = 0.0
+    heldout: bool = False
 
 
 class PairBatch(struct.PyTreeNode):
@@ -228,3 +233,26 @@ def make_reward_update(spec: ModelSpec, optimizer: Optimizer, cfg: Experiment, m
     return jax.jit(
         update, donate_argnums=0, in_shardings=places and places[:2], out_shardings=out, compiler_options=compiler_options(mesh)
     )
+
+
+def make_reward_scores(spec: ModelSpec, cfg: Experiment, mesh: Mesh | None = None) -> Any:
+    """jitted `scores(params, batch [M,B,T]) -> metrics`: those of the loss on pairs that are not trained on."""
+    rules = train_rules(cfg.mesh)
+
+    def scores(params: Params, batch: PairBatch) -> Metrics:
+        count = jnp.maximum(batch.chosen.sum(), 1).astype(jnp.float32)
+
+        def step(i: jax.Array, sums: Metrics) -> Metrics:
+            micro = one_micro(cast(Any, batch), i, mesh, rules)
+            found = preference_loss(
+                segment_values(params, spec, cast(Any, micro), cfg, mesh), cast(Any, micro), count, cfg.reward
+            )[1]
+            return {name: sums[name] + x for name, x in found.items()}
+
+        shapes = jax.eval_shape(lambda p, b: preference_loss(segment_values(p, spec, b, cfg), b, count, cfg.reward)[1],
+                                params, jax.tree.map(lambda x: x[0], batch))  # fmt: skip
+        start = {name: jnp.zeros((), jnp.float32) for name in shapes}
+        return lax.fori_loop(0, used_micros(cast(Any, batch)), step, start)
+
+    places, out = in_shardings(mesh, rules), None if mesh is None else replicated(mesh)
+    return jax.jit(scores, in_shardings=places and places[:2], out_shardings=out, compiler_options=compiler_options(mesh))

@@ -5,6 +5,7 @@ A conversation is rendered as the judge renders it (judges/scalar.py): what is t
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from coevo_jax.config import Experiment
 from coevo_jax.data import PromptSet, read_pairs
+from coevo_jax.data.prompts import normalise_space
 from coevo_jax.distributed import own
 from coevo_jax.errors import UserError
 from coevo_jax.judges.scalar import conversation
@@ -41,6 +43,9 @@ def reward_batch(ctx: Context, step: Step) -> Batch:
     facts.total("tokens/conversations", sum(map(sum, lengths)))
     seen = (step.update + 1) * ctx.cfg.reward.pairs
     facts.add("most", "epoch", [seen / len(stream.prompts)])
+    if step.update % ctx.cfg.reward.eval_every == 0:
+        aside = [stream.prompts.heldout[i] for i in own(len(stream.prompts.heldout))]
+        samples += [dataclasses.replace(encode(tokenizer, record, ctx.cfg), heldout=True) for record in aside]
     return Batch(samples, facts, [])
 
 
@@ -76,20 +81,38 @@ def read(cfg: Experiment, tokenizer: ChatTokenizer, progress: Callable[[int, int
     if not kept:
         raise UserError(f"all {len(found)} pairs are over the limit of {limit} tokens", where=f"reward.data={cfg.reward.data}",
                         expected="a larger reward.max_tokens or update.pack_length, or shorter conversations")  # fmt: skip
-    if len(kept) == len(found):
+    found = found if len(kept) == len(found) else _without(found, {record["id"] for record in kept})
+    return _hold_out(found, cfg)
+
+
+def _hold_out(found: PromptSet, cfg: Experiment) -> PromptSet:
+    """Set reward.heldout pairs aside, with every pair of the same question: none of theirs is trained on."""
+    count = cfg.reward.heldout
+    if count == 0:
         return found
-    return _without(found, {record["id"] for record in kept})
+    if count >= len(found):
+        raise UserError(f"reward.heldout={count} leaves nothing of {len(found)} pairs", where="reward.heldout",
+                        expected=f"at most {len(found) - 1}")  # fmt: skip
+    order = np.random.RandomState(cfg.seed % 2**32).permutation(len(found))
+    aside = [found.records[i] for i in order[len(order) - count :]]
+    questions = {normalise_space(record["prompt"]) for record in aside}
+    kept = {record["id"] for record in found.records if normalise_space(record["prompt"]) not in questions}
+    if not kept:
+        raise UserError(f"reward.heldout={count} leaves no other question", where="reward.heldout", expected="a smaller number")
+    return dataclasses.replace(_without(found, kept, dict(found.counts)), heldout=tuple(aside))
 
 
-def _without(found: PromptSet, kept: set[str]) -> PromptSet:
-    """A set without the records that are not `kept`; the shares of a mixture stay."""
+def _without(found: PromptSet, kept: set[str], counts: dict[str, int] | None = None) -> PromptSet:
+    """A set without the records that are not `kept`; the shares of a mixture stay. counts: of the new set, else how many left for
+    their length."""
     records: list[dict[str, Any]] = []
     parts = []
     for start, size, share in found.parts:
         component = [r for r in found.records[start : start + size] if r["id"] in kept]
         if not component:
-            raise UserError("all pairs of one component are over the limit", where=f"reward.data={found.source}",
-                            expected="a larger reward.max_tokens, or a mixture without it")  # fmt: skip
+            raise UserError("nothing is left of one component of the mixture", where=f"reward.data={found.source}",
+                            expected="a larger reward.max_tokens, a smaller reward.heldout, or a mixture without it")  # fmt: skip
         parts.append((len(records), len(component), share))
         records += component
-    return PromptSet(tuple(records), tuple(parts), found.source, counts={"over_limit": len(found) - len(records)})
+    counts = {"over_limit": len(found) - len(records)} if counts is None else counts
+    return PromptSet(tuple(records), tuple(parts), found.source, counts=counts)

@@ -29,6 +29,7 @@ def get_config() -> Experiment:
             "reward.data=pairs.parquet",
             "reward.pairs=256",
             "reward.max_tokens=16384",
+            "reward.heldout=512",
             "optimizer.lr=5e-6",
             "optimizer.warmup_steps=75",
         ],
