@@ -11,12 +11,13 @@ import pytest
 from learn_support import SPEC, assert_close, experiment, mesh_of, params_on, some_samples
 from train_support import tiny
 
-from coevo_jax.config import AdvantageConfig, CriticConfig
+from coevo_jax.config import AdvantageConfig, CriticConfig, MeshConfig
 from coevo_jax.critic import Critic
 from coevo_jax.errors import UserError
 from coevo_jax.learn.advantages import group_advantages
-from coevo_jax.learn.critic import ValueBatch, gae, make_critic_update, make_estimate, value_loss, whitened
+from coevo_jax.learn.critic import ValueBatch, gae, make_critic_update, make_estimate, token_values, value_loss, whitened
 from coevo_jax.learn.packing import pack, unpack
+from coevo_jax.learn.reward_model import PairSample, pack_pairs, segment_values
 from coevo_jax.learn.update import init_state, make_optimizer, rows_devices
 from coevo_jax.mesh import param_shardings
 from coevo_jax.models.forward import param_shapes
@@ -118,6 +119,26 @@ def test_eight_devices_equal_one():
         valued, fit, metrics = critic.estimate(pack(some_samples(9), cfg.update, devices=rows_devices(mesh)))
         found.append((jax.device_get((valued.advantage, metrics, critic.fit(fit))), jax.device_get(critic.state.params)))
     assert_close(*found, tolerance=2e-5)
+
+
+@pytest.mark.slow
+def test_values_where_chips_share_a_rows_time():
+    """The kernel sees positions in another order then; values, and the ends of conversations, are where they were."""
+    params, _ = fresh_head(params_on(), SPEC, 0.5, seed=1)
+    cfg = experiment(pack_length=256, max_segments=8, rows_per_micro=2)
+    along = dataclasses.replace(
+        cfg, mesh=MeshConfig(1, 1, 2, "context"), update=dataclasses.replace(cfg.update, attention="splash_interpret")
+    )
+    rows = jax.tree.map(lambda x: x[0], pack(some_samples(12), dataclasses.replace(cfg.update, share_prefix=False)))
+    rng = np.random.default_rng(0)
+    pairs = [PairSample(*(rng.integers(1, 48, rng.integers(2, 60)).astype(np.int32) for _ in range(2))) for _ in range(5)]
+    ends = jax.tree.map(lambda x: x[0], pack_pairs(pairs, cfg.update))
+    mesh, head = mesh_of(1, 1, 2), jax.device_get(params)
+    for function, batch, where in ((token_values, rows, rows.mask), (segment_values, ends, ends.last > 0)):
+        plain = np.asarray(function(params, SCALAR, batch, cfg))
+        shared = np.asarray(jax.jit(lambda p, b, f=function: f(p, SCALAR, b, along, mesh))(head, batch))
+        np.testing.assert_allclose(shared[where], plain[where], atol=1e-5)
+        assert np.ptp(plain[where]) > 0.1
 
 
 @pytest.mark.parametrize(

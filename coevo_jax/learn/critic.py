@@ -24,6 +24,7 @@ from coevo_jax.learn.update import (
     apply_gradients,
     compiler_options,
     in_shardings,
+    in_time_order,
     one_micro,
     state_shardings,
     summed_gradients,
@@ -101,13 +102,15 @@ def value_loss(values: jax.Array, batch: ValueBatch, count: jax.Array, clip: flo
 
 def token_values(params: Params, spec: ModelSpec, batch: Any, cfg: Experiment, mesh: Mesh | None = None) -> jax.Array:
     """[B,T] float32 of one micro-batch."""
-    u, dtype = cfg.update, jnp.dtype(cfg.policy.dtype)
+    u, dtype, rules = cfg.update, jnp.dtype(cfg.policy.dtype), train_rules(cfg.mesh)
+    seen, back = in_time_order(batch, u.attention, mesh, rules)
     hidden = forward(
-        params, spec, batch.tokens, batch.positions, batch.segment_ids,
-        remat=u.remat, attention=u.attention, dtype=dtype, mesh=mesh, rules=train_rules(cfg.mesh),
+        params, spec, seen.tokens, seen.positions, seen.segment_ids,
+        remat=u.remat, attention=u.attention, dtype=dtype, mesh=mesh, rules=rules,
         parent_ids_BxT=batch.parent_ids if u.attention == "xla" else None,
     )  # fmt: skip
-    return head_values(params, hidden, dtype)
+    values = head_values(params, hidden, dtype)
+    return values if back is None else values[:, back]
 
 
 def make_estimate(spec: ModelSpec, cfg: Experiment, mesh: Mesh | None = None) -> Any:

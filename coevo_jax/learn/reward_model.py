@@ -28,6 +28,7 @@ from coevo_jax.learn.update import (
     apply_gradients,
     compiler_options,
     in_shardings,
+    in_time_order,
     one_micro,
     state_shardings,
     summed_gradients,
@@ -205,12 +206,14 @@ def described(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def segment_values(params: Params, spec: ModelSpec, batch: PairBatch, cfg: Experiment, mesh: Mesh | None = None) -> jax.Array:
     """The head's value at the last token of each segment, [B,S] float32, of one micro-batch."""
-    u, dtype = cfg.update, jnp.dtype(cfg.policy.dtype)
+    u, dtype, rules = cfg.update, jnp.dtype(cfg.policy.dtype), train_rules(cfg.mesh)
+    seen, back = in_time_order(batch, u.attention, mesh, rules)
     hidden = forward(
-        params, spec, batch.tokens, batch.positions, batch.segment_ids,
-        remat=u.remat, attention=u.attention, dtype=dtype, mesh=mesh, rules=train_rules(cfg.mesh),
+        params, spec, seen.tokens, seen.positions, seen.segment_ids,
+        remat=u.remat, attention=u.attention, dtype=dtype, mesh=mesh, rules=rules,
     )  # fmt: skip
-    return head_values(params, jnp.take_along_axis(hidden, batch.last[..., None], axis=1), dtype)
+    last = batch.last if back is None else jnp.asarray(back, jnp.int32)[batch.last]
+    return head_values(params, jnp.take_along_axis(hidden, last[..., None], axis=1), dtype)
 
 
 def make_reward_update(spec: ModelSpec, optimizer: Optimizer, cfg: Experiment, mesh: Mesh | None = None) -> Any:

@@ -145,7 +145,7 @@ def batch_logprobs(
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probs of the targets and entropies of one micro-batch, both [B,T] float32."""
     u, rules = cfg.update, train_rules(cfg.mesh)
-    batch, back = _in_time_order(batch, u.attention, mesh, rules)
+    batch, back = in_time_order(batch, u.attention, mesh, rules)
     hidden = forward(
         params, spec, batch.tokens, batch.positions, batch.segment_ids,
         remat=u.remat, attention=u.attention, dtype=jnp.dtype(cfg.policy.dtype),
@@ -156,13 +156,13 @@ def batch_logprobs(
     return out if mesh is None else lax.with_sharding_constraint(out, batch_sharding(mesh, rules))
 
 
-def _in_time_order(batch: TokenBatch, attention: str, mesh: Mesh | None, rules: ShardingRules) -> tuple[TokenBatch, Any]:
+def in_time_order(batch: Any, attention: str, mesh: Mesh | None, rules: ShardingRules) -> tuple[Any, Any]:
     """What the model sees of rows [B,T] in the order in which chips share their time, and the indices that lead back."""
     chips = 1 if mesh is None else math.prod(mesh.shape[axis] for axis in mesh_axes(rules.time))
     if chips == 1 or attention == "xla":
         return batch, None
     order = time_order(batch.tokens.shape[1], chips)
-    names = ("tokens", "positions", "segment_ids", "targets")
+    names = [name for name in ("tokens", "positions", "segment_ids", "targets") if hasattr(batch, name)]
     return batch.replace(**{name: getattr(batch, name)[:, order] for name in names}), np.argsort(order)
 
 

@@ -30,7 +30,6 @@ def get_config() -> Experiment:
             "answer.max_new_tokens=12288",
             "rubric_sampling.max_new_tokens=4096",
             "sampler.max_prompt=15360",
-            "update.pack_length=19456",
             "judge.max_prompt=20480",
             "judge.sampling.max_new_tokens=12288",
             "sampler.max_new=12288",

@@ -30,6 +30,7 @@ def get_config() -> Experiment:
             "reward.pairs=256",
             "reward.max_tokens=16384",
             "reward.heldout=512",
+            "update.rows_per_micro=4",
             "optimizer.lr=5e-6",
             "optimizer.warmup_steps=75",
         ],
