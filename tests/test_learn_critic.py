@@ -51,6 +51,13 @@ def test_gae_by_hand(gamma, lam):
             np.testing.assert_allclose(r, sample.advantage, atol=2e-5)  # the return of every token is the sample's reward
 
 
+def test_what_follows_in_a_row_is_another_samples():
+    """Trained positions that touch: the end of a sample looks at nothing behind it."""
+    values, rewards = jnp.asarray([[0.5, 0.25, 4.0, 8.0]]), jnp.asarray([[1.0, 1.0, 2.0, 2.0]])
+    advantages, _ = gae(rewards, values, jnp.ones((1, 4), bool), jnp.asarray([[1, 1, 2, 2]]), 1.0, 0.0)
+    np.testing.assert_allclose(advantages, [[0.25 - 0.5, 1 - 0.25, 8 - 4, 2 - 8]])
+
+
 def test_whitening_is_over_trained_positions_alone():
     mask = np.asarray([[True, True, False, True]])
     out = np.asarray(whitened(jnp.asarray([[1.0, 2.0, 99.0, 6.0]]), mask))
