@@ -12,15 +12,15 @@ DEFAULT = "configs/smollm2_demo.py"
 
 
 def main(argv: list[str]) -> int:
-    """Exit code: 0 finished, 2 bad input, 75 another process was lost, 130 stopped by a signal; after the last two the same
-    command goes on."""
+    """Exit code: 0 finished, 2 bad input, 75 another process was lost or did not come, 130 stopped by a signal; after the last
+    two the same command goes on."""
     from coevo_jax.errors import UserError
 
     try:
         return _main(argv)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return error.exit_code
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130

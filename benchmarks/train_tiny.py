@@ -43,7 +43,7 @@ EXAMPLES = 24_000  # demonstrations of each sort, clean and broken, walked in a 
 CLEAN_SHARE = 0.6  # of the steps
 PROMPTS = 400
 CHATS = 240
-PAIRS = 240
+PAIRS = 200
 ROW, ROWS = 128, 20  # tokens of a packed row, rows of a step
 
 # ------------------------------------------------------------------------------------------------ tokenizer
@@ -360,18 +360,14 @@ def chat_rows(seed: int) -> list[dict[str, Any]]:
 
 
 def pair_rows(seed: int) -> list[dict[str, Any]]:
-    """Preference pairs: of two answers, both short of perfect, the one of the higher true quality is chosen. `margin`: by how
-    much."""
-    rng = random.Random(f"pairs {seed}")
-    rows: list[dict[str, Any]] = []
+    """Preference pairs: an answer that meets all of its question, and a weakened one whose true quality is lower."""
+    rng, rows = random.Random(f"pairs {seed}"), list[dict[str, Any]]()
     while len(rows) < PAIRS:
         question, perfect = world.make_question(rng)
-        answers = [weaken(rng, question, perfect, strength) for strength in (3.0, 0.5)]
-        scored = sorted(((world.true_quality(question, a), a) for a in answers), reverse=True)
-        margin = scored[0][0] - scored[1][0]
-        if margin >= 0.1:
-            sides = {"chosen": scored[0][1], "rejected": scored[1][1], "margin": round(margin, 4)}
-            rows.append({"id": f"tiny-pair-{len(rows):04d}", "prompt": question, **sides})
+        worse = weaken(rng, question, perfect, 1.0)
+        if world.true_quality(question, worse) < 1.0:
+            rows.append({"id": f"tiny-pair-{len(rows):04d}", "prompt": question, "chosen": perfect, "rejected": worse,
+                         "margin": round(1 - world.true_quality(question, worse), 4)})  # fmt: skip
     return rows
 
 
@@ -411,8 +407,8 @@ def main(_: list[str]) -> None:
     save_tokenizer(folder)
     _write_json(folder / "config.json", hf_config())
     _write_rows(root / "data" / "tiny_prompts.jsonl", prompt_rows(SEED.value))
-    _write_rows(root / "data" / "warmup" / "tiny.jsonl", chat_rows(SEED.value))
     _write_rows(root / "data" / "tiny_pairs.jsonl", pair_rows(SEED.value))
+    _write_rows(root / "data" / "warmup" / "tiny.jsonl", chat_rows(SEED.value))
 
     tokenizer = ChatTokenizer.load(str(folder))
     spec = spec_from_hf(hf_config(), str(folder / "config.json"))

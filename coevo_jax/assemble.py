@@ -11,30 +11,34 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from coevo_jax import trained
+from coevo_jax.bench import Bench, Seat
 from coevo_jax.config import Experiment, JudgeConfig, ModelConfig, SamplerConfig, api_model, judge_sampler
-from coevo_jax.config.validate import compat_warnings
+from coevo_jax.config.several import all_judges, frozen_models, judge_name, policy_names
+from coevo_jax.config.validate import compat_warnings, generator_learns
 from coevo_jax.critic import make_critic
-from coevo_jax.data import PromptSet, SlotStream, read_chat, read_prompts
-from coevo_jax.distributed import local_mesh, own
+from coevo_jax.data import PromptSet, SlotStream, read_chat, read_pairs, read_prompts
+from coevo_jax.distributed import local_mesh
 from coevo_jax.errors import UserError
-from coevo_jax.judges import JUDGE_PROMPTS, MODEL_FREE, SCALAR, Judge, make_judge
+from coevo_jax.judges import JUDGE_PROMPTS, MODEL_FREE, SCALAR, make_judge
 from coevo_jax.judges.scalar import RewardModel, ScalarJudge
+from coevo_jax.judges.several import members
 from coevo_jax.learn.verifiers import check_needs, resolve_verifier
 from coevo_jax.learner import Learner, make_learner
 from coevo_jax.mesh import DECODE_RULES, RULES, ShardingRules, make_mesh, param_shardings, train_rules
 from coevo_jax.methods import evolm, reward_model, rlcer, supervised, verifiable
-from coevo_jax.methods.context import Context, Voice
+from coevo_jax.methods.context import Context, Voice, buffer_slots
 from coevo_jax.methods.fixed_rubrics import check_records
 from coevo_jax.methods.stage import Stage
 from coevo_jax.models.files import user_cache
 from coevo_jax.models.forward import param_shapes
-from coevo_jax.models.load import LoadedModel, critic_source, load_model, load_scalar, load_with_head, trained_loader
+from coevo_jax.models.load import LoadedModel, critic_source, load_scalar, load_with_head
 from coevo_jax.models.quantize import quantize_params, quantized_infos
 from coevo_jax.models.spec import ModelSpec
 from coevo_jax.preference.buffer import ReplayBuffer
@@ -50,30 +54,30 @@ from coevo_jax.text.prompts import template_identity
 from coevo_jax.watchdog import Watchdog
 
 METHODS = {
-    "evolm": evolm.stages,
-    "verifiable": verifiable.stages,
-    "sft": lambda cfg: [],
-    "rlcer": rlcer.stages,
+    "evolm": evolm.stages, "verifiable": verifiable.stages, "sft": lambda cfg: [], "rlcer": rlcer.stages,
     "reward": reward_model.stages,
-}
-
+}  # fmt: skip
 JUDGED = ("evolm", "rlcer")  # modes with a judge
 UNSAMPLED = ("sft", "reward")  # modes in which nothing is drawn
+HELDOUT = "heldout_judge"
+
 CHECKED_QUESTIONS = 64  # of the longest ones, whose rubric prompts are made at the start
 
 
 @dataclasses.dataclass
 class System:
-    """Everything of a run. `frozen`: weights that must never change, by name, with their fingerprints at the start."""
+    """Everything of a run. `held`: weights that must never change beside those of judges; fingerprints: of all such, at start."""
 
     cfg: Experiment
     stages: list[Stage]
     learners: dict[str, Learner]
     context: Context
     engines: list[Engine]
-    frozen: dict[str, Any]
+    held: dict[str, Any]
     frozen_fingerprints: dict[str, str]
     compat: list[str]
+    bench: Bench
+    compile: Callable[[Iterable[Any]], None]  # the programs of (engine, weights, asks for probabilities) or a reward model
     endpoints: dict[str, Endpoint] = dataclasses.field(default_factory=dict)  # by role, where one is remote
     inputs: dict[str, Input] = dataclasses.field(default_factory=dict)  # what is read and the config only names
 
@@ -94,11 +98,16 @@ class System:
             if learner.critic is not None:
                 learner.critic.state = states[f"critic_{name}"]
 
+    @property
+    def frozen(self) -> dict[str, Any]:
+        """All weights that must never change, by name."""
+        return self.held | self.bench.weights
+
     def temperature(self, stage: Stage) -> float:
         """The temperature of the distribution that the stage's completions were drawn from (1 for supervised data)."""
         if stage.loss != "policy":
             return 1.0
-        return (self.cfg.answer if stage.role == "policy" else self.cfg.rubric_sampling).temperature
+        return (self.cfg.rubric_sampling if stage.role == "rubric" else self.cfg.answer).temperature
 
     def take_sampler_facts(self) -> Facts:
         """Counts of this process's engines since the last call."""
@@ -124,15 +133,37 @@ class System:
 
     def check_frozen(self) -> None:
         """The weights that the judge holds are those of the start (design.md 4.7). RuntimeError when they are not."""
-        judges = {"judge": self.context.judge, "heldout_judge": self.context.heldout}
-        held = dict(self.frozen)
-        for name, judge in judges.items():
+        held = self.frozen
+        for seat, judge in zip(self.bench.serving, members(self.context.judge) if self.context.judge is not None else ()):
             if (instrument := getattr(judge, "instrument", None)) is not None:
-                held[name] = instrument.params
+                held[seat.name] = instrument.params
+        if (instrument := getattr(self.context.heldout, "instrument", None)) is not None:
+            held[HELDOUT] = instrument.params
         for name, params in held.items():
             found = fingerprint(params)
             if found != self.frozen_fingerprints[name]:
                 raise RuntimeError(f"the frozen {name} changed: fingerprint {found}, at start {self.frozen_fingerprints[name]}")
+
+    def begin_cycle(self, cycle: int, console: RunConsole) -> None:
+        """Seat the judges of a cycle, where others served before. UserError where one's weights are not those that the run has
+        had for it."""
+        if self.context.judge is None or not self.bench.changes(cycle):
+            return
+        self.context.judge = None  # its weights go before others come
+        new = self.bench.sit(cycle)
+        self.context.judge = self.bench.judge
+        for seat in new:
+            console.note(f"cycle {cycle + 1}: {seat.name} {seat.cfg.source!r} serves")
+        self.check_known({seat.name: fingerprint(seat.params) for seat in new if seat.params is not None})
+        self.compile(_speakers(new))
+
+    def check_known(self, prints: dict[str, str]) -> None:
+        """Fingerprints of frozen weights, of this process or of a checkpoint, against those known before; new ones are kept."""
+        for name, found in prints.items():
+            if (known := self.frozen_fingerprints.setdefault(name, found)) != found:
+                where = _source_key(name)
+                raise UserError(f"the frozen weights of {name} differ from those this run began with", where=where,
+                                expected=f"fingerprint {known}, found {found}")  # fmt: skip
 
 
 def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True, watchdog: Watchdog | None = None) -> System:
@@ -142,64 +173,82 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True, watchdo
     mesh = make_mesh(cfg.mesh) if jax.device_count() > 1 else None
     console.note(f"devices: {jax.device_count()} {jax.devices()[0].platform}" + (f", mesh {dict(mesh.shape)}" if mesh else ""))
     console.note(f"loading policy {cfg.policy.source!r}")
-    policy = _load(cfg.policy, mesh, "policy", train_rules(cfg.mesh), trained_loader(cfg))
+    head = functools.partial(load_with_head, std=cfg.reward.head_std, seed=cfg.seed) if cfg.schedule.mode == "reward" else None
+    policy = _load(cfg.policy, mesh, "policy", train_rules(cfg.mesh), head)
     models = {"policy": policy}
     endpoints = _make_endpoints(cfg, console)
-    if cfg.generator.mode == "two" and "generator" not in endpoints:
-        source = dataclasses.replace(cfg.policy, source=cfg.generator.source or cfg.policy.source, sha256="")
-        models["rubric"] = _load(source, mesh, "generator", train_rules(cfg.mesh))
+    if cfg.generator.mode == "two" and "generator" not in endpoints and generator_learns(cfg):
+        models["rubric"] = _load(_generator_model(cfg), mesh, "generator", train_rules(cfg.mesh))
+    for i, (name, wanted) in enumerate(zip(policy_names(cfg)[1:], cfg.policies)):
+        console.note(f"loading {name} {wanted.source!r}")
+        models[name] = _load(wanted, mesh, f"policies.{i}", train_rules(cfg.mesh))
     local = local_mesh(mesh)  # a process samples and judges on its own devices
-    judge_model = _load_judge(cfg, policy, local)
-    held_out = dataclasses.replace(cfg, judge=cfg.heldout_judge)  # the judge that rewards nothing is made as the other one
-    heldout_model = _load_judge(held_out, policy, local) if cfg.heldout_judge.source else None
+    engines = _Engines(cfg, local)
+    bench = _bench(cfg, policy, engines, endpoints)
+    heldout = _heldout(cfg, policy, engines, endpoints.get(HELDOUT))
 
     tokenizers = {name: ChatTokenizer.load(model.folder) for name, model in models.items()}
-    engines = _Engines(cfg, local)
     loop = METHODS[cfg.schedule.mode](cfg)
-    trained = optimizer_steps(cfg, tuple(models))
-    learners = {name: make_learner(name, cfg, model, mesh, trained[name]) for name, model in models.items()}
+    updates = optimizer_steps(cfg, tuple(models))
+    learners = {name: make_learner(name, cfg, model, mesh, updates[name]) for name, model in models.items()}
     if cfg.advantage.kind == "gae":
         for name, learner in learners.items():
-            if trained[name]:
+            if updates[name]:
                 learner.critic = make_critic(cfg, _load_critic(cfg, name, mesh), mesh)
     voices = {name: _voice(learners[name], tokenizers[name], engines) for name in models}
+    frozen = _frozen_voices(cfg, voices, engines, console)
+    if heldout is not None and heldout.params is not None:
+        frozen[HELDOUT] = heldout.params
     voices.setdefault("rubric", voices["policy"])
-    judge, frozen = _make_judge(cfg, judge_model, engines, endpoints.get("judge"))
-    heldout: Judge | None = None
-    if cfg.heldout_judge.source:
-        heldout, more = _make_judge(held_out, heldout_model, engines, endpoints.get("heldout_judge"))
-        frozen |= {f"heldout_{name}": params for name, params in more.items()}
 
     streams, warmup_role = _streams(cfg, tokenizers["policy"], console)
     stages = [*supervised.stages(cfg, warmup_role), *loop]
     pairs = cfg.pairs
     buffer = ReplayBuffer(
-        own(cfg.schedule.prompts), pairs.per_slot, pairs.min_gap, pairs.max_gap, on_empty=pairs.on_empty,
+        buffer_slots(cfg), pairs.per_slot, pairs.min_gap, pairs.max_gap, on_empty=pairs.on_empty,
         fifo_entries=cfg.compat.buffer_entries,
     )  # fmt: skip
     writer = EndpointWriter(endpoints["generator"], cfg.rubric) if "generator" in endpoints else None
+    judge = bench.judge if bench.seats else None
     context = Context(cfg, voices, judge, streams, buffer, console.progress, writer=writer, watchdog=watchdog or Watchdog(),
-                      heldout=heldout)  # fmt: skip
+                      heldout=heldout.judge if heldout else None)  # fmt: skip
     _check_lengths(context)
     _check_examples(context)
     compat = compat_warnings(cfg)
     for line in compat:
         console.note(f"warning: {line}")
-    prints = {name: fingerprint(params) for name, params in frozen.items()}
-    system = System(cfg, stages, learners, context, engines.all, frozen, prints, [w.split(":")[0] for w in compat], endpoints)
-    system.inputs = _inputs(context)
+    prints = {name: fingerprint(params) for name, params in (frozen | bench.weights).items()}
+    compile_all = functools.partial(_compile, cfg, console)
+    system = System(cfg, stages, learners, context, engines.all, frozen, prints, [w.split(":")[0] for w in compat], bench,
+                    compile_all, endpoints)  # fmt: skip
+    others = [heldout] if heldout else []
+    system.inputs = _inputs(context, [*bench.serving, *others])
     if warm_up:
-        _warm_up(system, engines, {"judge": judge_model, "heldout_judge": heldout_model}, console)
+        _warm_up(system, others)
     return system
 
 
 def optimizer_steps(cfg: Experiment, names: tuple[str, ...]) -> dict[str, int]:
-    """Optimizer steps of the loop that train each of the weights `names`; a single one plays every role."""
+    """Optimizer steps of the loop that train each of the weights `names`; the first ones play every role without its own."""
     steps = dict.fromkeys(names, 0)
     for stage in METHODS[cfg.schedule.mode](cfg):
         for role in filter(None, (stage.role, stage.then_role)):
             steps[role if role in steps else "policy"] += stage.updates
     return steps
+
+
+def _heldout(cfg: Experiment, policy: LoadedModel, engines: _Engines, endpoint: Endpoint | None) -> Seat | None:
+    """The judge that rewards nothing, made as the others are."""
+    if not cfg.heldout_judge.source:
+        return None
+    own = dataclasses.replace(cfg, judge=cfg.heldout_judge)
+    return _seat(HELDOUT, own, _load_judge(own, policy, engines.mesh), engines, endpoint)
+
+
+def _load_critic(cfg: Experiment, name: str, mesh: Any) -> LoadedModel:
+    """The critic of the weights `name`, its own copy."""
+    load = functools.partial(load_with_head, std=cfg.critic.head_std, seed=cfg.seed)
+    return _load(critic_source(cfg, name), mesh, "critic", train_rules(cfg.mesh), load)
 
 
 def _check_processes(cfg: Experiment) -> None:
@@ -212,14 +261,51 @@ def _check_processes(cfg: Experiment) -> None:
                         expected=f"at least {jax.process_count()}")  # fmt: skip
 
 
-def _load_critic(cfg: Experiment, name: str, mesh: Any) -> LoadedModel:
-    """The critic of the weights `name`, its own copy."""
-    source = critic_source(cfg, name)
-    load = functools.partial(load_with_head, std=cfg.critic.head_std, seed=cfg.seed)
-    return _load(source, mesh, "critic", train_rules(cfg.mesh), load)
+def _bench(cfg: Experiment, policy: LoadedModel, engines: _Engines, endpoints: dict[str, Endpoint]) -> Bench:
+    """The judges, those of the first cycle seated. policy: as loaded, for a judge of the same weights; trained later, so a judge
+    that comes later reads its own."""
+    loaded: list[LoadedModel] = [policy]
+
+    def make(number: int) -> Seat:
+        name = judge_name(number)
+        own = dataclasses.replace(cfg, judge=all_judges(cfg)[number])
+        try:
+            model = _load_judge(own, loaded[0] if loaded else None, engines.mesh)
+            return _seat(name, own, model, engines, endpoints.get(name))
+        except UserError as error:
+            where = error.where.replace("judge.", f"panel.judges.{number - 1}.", 1) if number else error.where
+            raise UserError(error.what, where=where, expected=error.expected, nearest=error.nearest) from error
+
+    bench = Bench(cfg, make)
+    if cfg.schedule.mode in JUDGED:
+        bench.sit(0)
+    loaded.clear()
+    return bench
 
 
-def _load_judge(cfg: Experiment, policy: LoadedModel, mesh: Any) -> LoadedModel | None:
+def _generator_model(cfg: Experiment) -> ModelConfig:
+    """The generator's own weights, in two-model mode."""
+    return dataclasses.replace(cfg.policy, source=cfg.generator.source or cfg.policy.source, sha256="")
+
+
+def _frozen_voices(cfg: Experiment, voices: dict[str, Voice], engines: _Engines, console: RunConsole) -> dict[str, Any]:
+    """Give a voice each to the frozen policies of pairs and to a generator with weights of its own that nothing trains, and so no
+    optimizer; their weights by name."""
+    wanted = {name: (f"pairs.frozen_models.{i}", model) for i, (name, model) in enumerate(frozen_models(cfg).items())}
+    two = cfg.schedule.mode in JUDGED and cfg.generator.mode == "two" and not api_model(cfg.generator.source)
+    if two and "rubric" not in voices:
+        wanted["rubric"] = ("generator", _generator_model(cfg))
+    out = {}
+    for name, (key, model) in wanted.items():
+        console.note(f"loading {name} {model.source!r}")
+        found = _load(dataclasses.replace(model, param_dtype=model.dtype), engines.mesh, key, DECODE_RULES)
+        tokenizer = ChatTokenizer.load(found.folder)
+        out[name] = found.params
+        voices[name] = Voice(tokenizer, engines.get(found.spec, tokenizer.stop_ids), functools.partial(out.get, name))
+    return out
+
+
+def _load_judge(cfg: Experiment, policy: LoadedModel | None, mesh: Any) -> LoadedModel | None:
     """The judge's weights, its own copy: the policy's buffers are donated at every update."""
     if cfg.schedule.mode not in JUDGED or cfg.judge.protocol in MODEL_FREE or api_model(cfg.judge.source):
         return None
@@ -227,7 +313,7 @@ def _load_judge(cfg: Experiment, policy: LoadedModel, mesh: Any) -> LoadedModel 
     if cfg.judge.protocol == SCALAR:
         return _load(wanted, mesh, "judge", RULES, load_scalar)
     same = (wanted.source, wanted.param_dtype) == (cfg.policy.source, cfg.policy.param_dtype) and jax.process_count() == 1
-    if same and wanted.sha256 in ("", cfg.policy.sha256):
+    if policy is not None and same and wanted.sha256 in ("", cfg.policy.sha256):
         copy = quantize_params if cfg.judge.weights == "int8" else functools.partial(jax.tree.map, jnp.copy)
         return dataclasses.replace(policy, params=_to_decode(copy(policy.params), policy.spec, mesh, cfg))
     model = _load(wanted, mesh, "judge", DECODE_RULES)
@@ -246,10 +332,12 @@ def _to_decode(params: Any, spec: ModelSpec, mesh: Any, cfg: Experiment) -> Any:
 
 
 def _load(
-    cfg: ModelConfig, mesh: Any, group: str, rules: ShardingRules, load: Callable[..., LoadedModel] = load_model
+    cfg: ModelConfig, mesh: Any, group: str, rules: ShardingRules, load: Callable[..., LoadedModel] | None = None
 ) -> LoadedModel:
-    """A role's model; an error names the key of its source beside the file."""
+    """A role's model; an error names its source's key beside the file. Of a run's weights, a generator takes the generator's."""
     try:
+        if load is None:
+            return trained.load(cfg, mesh, rules=rules, prefer="rubric" if group == "generator" else "policy")
         return load(cfg, mesh, rules=rules)
     except UserError as error:
         where = f"{group}.source, {error.where}".removesuffix(", ")
@@ -278,18 +366,16 @@ class _Engines:
     def __init__(self, cfg: Experiment, mesh: Any):
         self.cfg, self.mesh = cfg, mesh
         self._made: dict[tuple[ModelSpec, tuple[int, ...], SamplerConfig], Engine] = {}
+        self.all: list[Engine] = []
 
     def get(self, spec: ModelSpec, stop_ids: tuple[int, ...], judge: JudgeConfig | None = None) -> Engine:
-        sampler = judge_sampler(self.cfg.sampler, judge) if judge else self.cfg.sampler
+        sampler = judge_sampler(self.cfg.sampler, judge) if judge is not None else self.cfg.sampler
         key = (spec, tuple(stop_ids), sampler)
         if key not in self._made:
             cfg = share_of(sampler, jax.process_count())
             self._made[key] = Engine(spec, cfg, tuple(stop_ids), mesh=self.mesh, seed=self.cfg.seed)
+            self.all.append(self._made[key])
         return self._made[key]
-
-    @property
-    def all(self) -> list[Engine]:
-        return list(self._made.values())
 
 
 def _voice(learner: Learner, tokenizer: ChatTokenizer, engines: _Engines) -> Voice:
@@ -298,8 +384,9 @@ def _voice(learner: Learner, tokenizer: ChatTokenizer, engines: _Engines) -> Voi
 
 def _make_endpoints(cfg: Experiment, console: RunConsole) -> dict[str, Endpoint]:
     """The roles that another machine plays. Nothing is asked yet."""
-    roles = {"judge": (cfg.judge.source, cfg.judge.endpoint), "generator": (cfg.generator.source, cfg.generator.endpoint)}
-    roles["heldout_judge"] = (cfg.heldout_judge.source, cfg.heldout_judge.endpoint)
+    roles = {judge_name(i): (judge.source, judge.endpoint) for i, judge in enumerate(all_judges(cfg))}
+    roles[HELDOUT] = (cfg.heldout_judge.source, cfg.heldout_judge.endpoint)
+    roles["generator"] = (cfg.generator.source, cfg.generator.endpoint)
     remote = {role: (api_model(source), how) for role, (source, how) in roles.items() if api_model(source)}
     if cfg.schedule.mode not in JUDGED:
         return {}
@@ -310,20 +397,28 @@ def _make_endpoints(cfg: Experiment, console: RunConsole) -> dict[str, Endpoint]
     return {role: Endpoint(role, model, how) for role, (model, how) in remote.items()}
 
 
-def _make_judge(
-    cfg: Experiment, model: LoadedModel | None, engines: _Engines, endpoint: Endpoint | None
-) -> tuple[Judge | None, dict[str, Any]]:
-    if cfg.schedule.mode not in JUDGED:
-        return None, {}
+def _source_key(name: str) -> str:
+    """The configuration key of frozen weights' source, by their name: judge, judge_1, frozen_0, rubric, ..."""
+    if name == HELDOUT:
+        return "heldout_judge.source"
+    group, _, number = name.partition("_")
+    if group == "judge":
+        return f"panel.judges.{int(number) - 1}.source" if number else "judge.source"
+    return f"pairs.frozen_models.{number}.source" if group == "frozen" else "generator.source"
+
+
+def _seat(name: str, cfg: Experiment, model: LoadedModel | None, engines: _Engines, endpoint: Endpoint | None) -> Seat:
+    """cfg.judge, ready to serve."""
+    judge = cfg.judge
     if model is None:
-        return make_judge(cfg.judge, None, None, None, cfg.seed, endpoint), {}
+        return Seat(name, judge, make_judge(judge, None, None, None, cfg.seed, endpoint))
     tokenizer = ChatTokenizer.load(model.folder)
-    if cfg.judge.protocol == SCALAR:
-        how = cfg.judge.dtype, cfg.update.attention, engines.mesh
-        reward = RewardModel(model.spec, model.params, tokenizer, judge_sampler(cfg.sampler, cfg.judge), *how)
-        return ScalarJudge(cfg.judge, reward), {"judge": model.params}
-    engine = engines.get(model.spec, tokenizer.stop_ids, cfg.judge)
-    return make_judge(cfg.judge, engine, model.params, tokenizer, cfg.seed), {"judge": model.params}
+    if judge.protocol == SCALAR:
+        how = judge.dtype, cfg.update.attention, engines.mesh
+        reward = RewardModel(model.spec, model.params, tokenizer, judge_sampler(cfg.sampler, judge), *how)
+        return Seat(name, judge, ScalarJudge(judge, reward), model.params)
+    engine = engines.get(model.spec, tokenizer.stop_ids, judge)
+    return Seat(name, judge, make_judge(judge, engine, model.params, tokenizer, cfg.seed), model.params, engine)
 
 
 def _streams(cfg: Experiment, tokenizer: ChatTokenizer, console: RunConsole) -> tuple[dict[str, SlotStream], str]:
@@ -350,30 +445,48 @@ def _streams(cfg: Experiment, tokenizer: ChatTokenizer, console: RunConsole) -> 
 
     prompts = read_prompts(cfg.data, count, cfg.seed, lambda done, total: console.progress("prompts measured", done, total))
     console.note(f"{len(prompts)} prompts" + (f", {prompts.filtered} over the limit left out" if prompts.filtered else ""))
-    for name in ("policy", "rubric"):
+    for name in (*policy_names(cfg), "rubric"):
         streams[name] = SlotStream(prompts, cfg.seed, cfg.schedule.prompts, name)
+    if cfg.pairs.data:
+        streams["pairs"] = SlotStream(_read_pairs(cfg, count, console), cfg.seed, cfg.schedule.prompts, "pairs")
     return streams, role
 
 
-def _inputs(context: Context) -> dict[str, Input]:
+def _read_pairs(cfg: Experiment, count: Callable[[str], int], console: RunConsole) -> PromptSet:
+    """The pairs of pairs.data whose prompts keep the limit on prompts. UserError where none does."""
+    found = read_pairs(cfg.pairs.data, key="pairs.data")
+    kept = [record for record in found.records if count(record["prompt"]) <= cfg.data.max_prompt_tokens]
+    dropped = len(found) - len(kept)
+    if not kept or (dropped and cfg.data.over_limit == "refuse"):
+        raise UserError(f"{dropped} of {len(found)} pairs have a prompt over the limit of {cfg.data.max_prompt_tokens} tokens",
+                        where=f"pairs.data={cfg.pairs.data}",
+                        expected="a larger data.max_prompt_tokens, or shorter prompts")  # fmt: skip
+    console.note(f"{len(kept)} pairs" + (f", {dropped} over the limit left out" if dropped else ""))
+    return PromptSet.of(kept, found.source) if dropped else found
+
+
+def _inputs(context: Context, serving: Iterable[Seat]) -> dict[str, Input]:
     """What the config only names and the run reads: prompt templates, data and tokenizers, by key."""
     cfg = context.cfg
     names = {}
     if (cfg.schedule.mode in JUDGED and cfg.rubric.source == "generator") or cfg.warmup.updates:
         names = {"rubric.prompt": cfg.rubric.prompt, "compat.train_rubric_prompt": cfg.compat.train_rubric_prompt}
     if cfg.schedule.mode in JUDGED:
-        names["judge.protocol"] = JUDGE_PROMPTS.get(cfg.judge.protocol, "")
         names["heldout_judge.protocol"] = JUDGE_PROMPTS.get(cfg.heldout_judge.protocol, "") if cfg.heldout_judge.source else ""
+        for i, judge in enumerate(all_judges(cfg)):
+            names[f"panel.judges.{i - 1}.protocol" if i else "judge.protocol"] = JUDGE_PROMPTS.get(judge.protocol, "")
         names["pairs.inference_prompt"] = cfg.pairs.inference_prompt if cfg.pairs.inferred > 0 else ""
         names["pairs.conditioned_prompt"] = cfg.pairs.conditioned_prompt if cfg.pairs.conditioned > 0 else ""
     found = {key: Input(*template_identity(name)) for key, name in names.items() if name}
-    for key, stream in (("data.prompts", "policy"), ("warmup.data", "warmup"), ("reward.data", reward_model.STREAM)):
+    for key, stream in (("data.prompts", "policy"), ("warmup.data", "warmup"), ("pairs.data", "pairs"),
+                        ("reward.data", reward_model.STREAM)):  # fmt: skip
         if stream in context.streams:
             prompts = context.streams[stream].prompts
             found[key] = Input(prompts.hash, f"{key}={prompts.source}")
     tokenizers = {f"tokenizer of {role}": voice.tokenizer for role, voice in context.voices.items()}
-    if (instrument := getattr(context.judge, "instrument", None)) is not None:
-        tokenizers["tokenizer of judge"] = instrument.tokenizer
+    for seat in serving:  # a judge that comes later shows its tokenizer then
+        if (instrument := getattr(seat.judge, "instrument", None)) is not None:
+            tokenizers[f"tokenizer of {seat.name}"] = instrument.tokenizer
     return found | {key: Input(tokenizer.hash, tokenizer.where) for key, tokenizer in tokenizers.items()}
 
 
@@ -389,6 +502,7 @@ def _check_lengths(context: Context) -> None:
     if cfg.schedule.mode != "evolm":
         return
     check_records(cfg, context.streams["policy"].prompts.records)
+    _check_other_policies(context)
     if context.writer is not None or cfg.rubric.source != "generator":
         return
     # What the rubric prompt adds to a question; the answer prompt's own frame is within data.max_prompt_tokens.
@@ -410,6 +524,18 @@ def _check_lengths(context: Context) -> None:
         )  # fmt: skip
 
 
+def _check_other_policies(context: Context) -> None:
+    """The longest questions, measured in the first policy's tokens, fit the others' prompts and packed rows too."""
+    cfg, records = context.cfg, context.streams["policy"].prompts.records
+    limit = min(cfg.sampler.max_prompt, cfg.update.pack_length - cfg.answer.max_new_tokens)
+    for i, role in enumerate(policy_names(cfg)[1:]):
+        for record in heapq.nlargest(CHECKED_QUESTIONS, records, key=lambda r: len(r["prompt"])):
+            if (length := len(context.answer_prompt(record["prompt"], role))) > limit:
+                expected = f"room for {length} tokens, or a smaller data.max_prompt_tokens"
+                what = f"the prompt {record['id']!r} has {length} tokens for {role}, and there is room for {limit}"
+                raise UserError(what, where=f"policies.{i}.source, sampler.max_prompt, update.pack_length", expected=expected)
+
+
 def _check_examples(context: Context) -> None:
     """Every supervised example that the run will see fits a packed row: found now, and not at the update that draws it."""
     cfg, stream = context.cfg, context.streams.get("warmup")
@@ -425,25 +551,36 @@ def _check_examples(context: Context) -> None:
             )
 
 
-def _warm_up(system: System, engines: _Engines, judges: dict[str, LoadedModel | None], console: RunConsole) -> None:
-    """Compile the sampler's programs, so that nothing compiles later inside the loop."""
+def _warm_up(system: System, others: Iterable[Seat]) -> None:
+    """Compile the sampler's programs, so that nothing compiles later inside the loop (but a judge's whose cycle comes later)."""
     if system.cfg.schedule.mode in UNSAMPLED:
         return
     for learner in system.learners.values():
         learner.publish()
     speakers = [(voice.engine, voice.weights(), False) for voice in system.context.voices.values()]
-    cfg, made = system.cfg, {"judge": system.context.judge, "heldout_judge": system.context.heldout}
-    for name, model in judges.items():
-        judge, record = made[name], cfg.judge if name == "judge" else cfg.heldout_judge
-        if model is not None and isinstance(judge, ScalarJudge):
-            judge.instrument.warm_up()
-        elif model is not None:
-            engine = engines.get(model.spec, ChatTokenizer.load(model.folder).stop_ids, record)
-            speakers.append((engine, model.params, record.protocol == "criterion_logits"))
-    drawn = [cfg.answer, cfg.rubric_sampling, cfg.question_sampling, cfg.judge.sampling]
-    drawn += [cfg.heldout_judge.sampling] if cfg.heldout_judge.source else []
+    system.compile([*speakers, *_speakers([*system.bench.serving, *others])])
+    system.take_sampler_facts()  # what the warm-up fed is nobody's metric
+
+
+def _speakers(seats: Iterable[Seat]) -> list[Any]:
+    """What `_compile` takes of judges."""
+    found: list[Any] = []
+    for seat in seats:
+        if isinstance(seat.judge, ScalarJudge):
+            found.append(seat.judge.instrument)
+        elif seat.engine is not None:
+            found.append((seat.engine, seat.params, seat.cfg.protocol == "criterion_logits"))
+    return found
+
+
+def _compile(cfg: Experiment, console: RunConsole, speakers: Iterable[Any]) -> None:
+    """Compile the programs of reward models and of (engine, weights, does it ask for next-token probabilities?)."""
+    judges = (*all_judges(cfg), *((cfg.heldout_judge,) if cfg.heldout_judge.source else ()))
+    drawn = (cfg.answer, cfg.rubric_sampling, cfg.question_sampling, *(judge.sampling for judge in judges))
     truncated = cfg.compat.top_p > 0 or any(s.top_p < 1 or s.top_k > 0 for s in drawn)
-    guided = cfg.rubric.guided or cfg.judge.guided or cfg.heldout_judge.guided
+    guided = cfg.rubric.guided or any(judge.guided for judge in judges)
+    if not (speakers := list(speakers)):
+        return
     console.note("compiling the sampler")
     seconds, begin, shown = 0.0, time.monotonic(), [time.monotonic()]
 
@@ -452,9 +589,12 @@ def _warm_up(system: System, engines: _Engines, judges: dict[str, LoadedModel | 
             shown[0] = now
             console.note(f"   program {done}/{total}, {now - begin:.0f} s")
 
-    for engine, params, asks in speakers:
+    for speaker in speakers:
+        if isinstance(speaker, RewardModel):
+            speaker.warm_up()
+            continue
+        engine, params, asks = speaker
         seconds += engine.warmup(params, top_p=truncated, next_token=asks, guided=guided, progress=progress)
-    system.take_sampler_facts()  # what the warm-up fed is nobody's metric
     _give_back_memory()
     console.note(f"compiled in {seconds:.1f} s")
 

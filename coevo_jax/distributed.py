@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from coevo_jax.config import RunConfig
-from coevo_jax.errors import UserError
+from coevo_jax.errors import MissingProcesses, UserError
 from coevo_jax.mesh import AXES
 from coevo_jax.watchdog import Watchdog
 
@@ -40,7 +40,7 @@ def initialize(processes: str, coordinator: str = "", process_id: str = "") -> N
     """Join this process to the others; before anything else touches a device. processes: a number, 'auto', or '': 'auto' on a TPU
     VM, else one process.
 
-    UserError where the flags don't go together or the others don't come.
+    UserError where the flags don't go together, MissingProcesses where the others don't come.
     """
     if not processes and not coordinator and not process_id and on_tpu_vm():
         processes = AUTO
@@ -57,8 +57,9 @@ def initialize(processes: str, coordinator: str = "", process_id: str = "") -> N
     try:
         jax.distributed.initialize(**arguments, heartbeat_timeout_seconds=SILENCE_S, shutdown_timeout_seconds=60)
     except (RuntimeError, ValueError) as error:
-        raise UserError(f"this process could not join the others: {str(error).splitlines()[0]}", where="command line",
-                        expected="every process started with the same --coordinator and --processes") from error  # fmt: skip
+        kind = UserError if isinstance(error, ValueError) else MissingProcesses
+        raise kind(f"this process could not join the others: {str(error).splitlines()[0]}", where="command line",
+                   expected="every process started with the same --coordinator and --processes") from error  # fmt: skip
 
 
 def _arguments(processes: str, coordinator: str, process_id: str) -> dict[str, Any]:

@@ -35,6 +35,8 @@ def dry_run(cfg: Experiment, console: RunConsole | None = None) -> None:
     system = assemble(cfg, console, warm_up=False)
     for title, tokenizer, ids in _prompts(system):
         console.note(f"\n== {title}, {len(ids)} tokens\n{tokenizer.decode(ids, keep_special=True)}\nids {ids}")
+    for name, source in system.bench.later(0):
+        console.note(f"\n{name} {source!r} serves in later cycles and is loaded then: it is not in the sum below")
     for line in _arithmetic(system):
         console.note(line)
     rows = [[name, f"{size / GIB:.3f}"] for name, size in memory(system).items()]
@@ -64,7 +66,8 @@ def _prompts(system: System) -> list[tuple[str, ChatTokenizer, list[int]]]:
 
 def _judge_prompt(system: System, question: str) -> tuple[ChatTokenizer, list[int]]:
     """In the judge's own tokenizer. A judge without a model reads no prompt; the whole-rubric one is shown for it."""
-    cfg, judge = system.cfg.judge, system.context.judge
+    seat = system.bench.serving[0]
+    cfg, judge = seat.cfg, seat.judge
     instrument = getattr(judge, "instrument", None)
     tokenizer = instrument.tokenizer if instrument else system.context.voices["policy"].tokenizer
     if isinstance(instrument, RewardModel):

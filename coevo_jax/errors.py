@@ -14,6 +14,8 @@ from collections.abc import Iterable, Sequence
 class UserError(Exception):
     """Bad input. `what` happened, `where` (file, line, record, config key), what was `expected`, the `nearest` valid choice."""
 
+    exit_code = 2
+
     def __init__(self, what: str, *, where: str = "", expected: str = "", nearest: str = ""):
         self.what, self.where, self.expected, self.nearest = what, where, expected, nearest
         lines = [what]
@@ -24,6 +26,12 @@ class UserError(Exception):
         if nearest:
             lines.append(f"  nearest:  {nearest}")
         super().__init__("\n".join(lines))
+
+
+class MissingProcesses(UserError):
+    """The other processes did not come: nothing a person must mend, the same command may go on (sysexits' EX_TEMPFAIL)."""
+
+    exit_code = 75
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:

@@ -94,7 +94,7 @@ class Learner:
         """New moments and step count: the loop starts its own optimizer after the warm-up."""
         params = self.state.params
         self.state = self.state.replace(opt_state=None)  # the old moments go before the new ones come
-        self.state = init_state(params, self.optimizer)
+        self.state = _settled(init_state(params, self.optimizer))
 
     def update(self, samples: list[Any], loss: str, temperature: float) -> dict[str, float]:
         """One update on a batch of samples (pairs for 'reward'); returns its metrics. The old parameters are donated: publish
@@ -175,6 +175,15 @@ def _moved(params: Any, kind: str) -> Any:
     return jax.tree.map(lambda x, s: x if x.sharding.memory_kind == kind else jax.device_put(x, s), params, places)
 
 
+def _settled(state: TrainState) -> TrainState:
+    """A fresh state that can be saved before its first update, which a second model's may be: scalars that jax.device_put laid on
+    the devices of several processes can't be read until a program has returned them (jax 0.10)."""
+    if jax.process_count() == 1:
+        return state
+    same = jax.jit(lambda x: x)
+    return jax.tree.map(lambda x: same(x) if x.ndim == 0 else x, state)
+
+
 def make_learner(name: str, cfg: Experiment, model: LoadedModel, mesh: Any = None, updates: int = 0) -> Learner:
     """A Learner over loaded weights. `updates`: those of the loop that train them, the length of a cosine schedule."""
     lr = cfg.generator.lr if name == "rubric" and cfg.generator.lr else cfg.optimizer.lr
@@ -189,7 +198,7 @@ def make_learner(name: str, cfg: Experiment, model: LoadedModel, mesh: Any = Non
             "policy": make_update(model.spec, optimizer, resolve_loss(cfg.loss), cfg, mesh),
             "sft": make_update(model.spec, make_optimizer(supervised), sft_loss, cfg, mesh),
         }
-    state = init_state(model.params, optimizer)
+    state = _settled(init_state(model.params, optimizer))
     logprobs, placed = (
         make_logprobs(model.spec, cfg, mesh),
         make_publish(model.spec, cfg.policy.dtype, train_rules(cfg.mesh), mesh),

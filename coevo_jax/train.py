@@ -25,7 +25,6 @@ from coevo_jax.assemble import System, assemble
 from coevo_jax.config import Experiment
 from coevo_jax.config.override import to_dict
 from coevo_jax.distributed import any_process, barrier, own, to_first
-from coevo_jax.errors import UserError
 from coevo_jax.learn.control import alarms
 from coevo_jax.methods.stage import Batch, Behind, Stage, Step
 from coevo_jax.progress import RunConsole
@@ -46,7 +45,7 @@ class Position:
     stage: int = 0
     done: int = 0  # updates of this stage that are finished
     updates: int = 0
-    policy_updates: int = 0
+    policy_updates: dict[str, int] = dataclasses.field(default_factory=dict)  # by policy
 
 
 @dataclasses.dataclass
@@ -110,6 +109,8 @@ def _run(run: Run) -> bool:
     while position.stage < len(system.stages):
         stage = system.stages[position.stage]
         learner = system.learner_of(stage.role)
+        with watchdog.meeting("begin cycle"):
+            system.begin_cycle(stage.cycle, console)
         if position.done == 0:
             with watchdog.meeting("begin stage"):
                 _begin_stage(system, stage, run.checkpoints)
@@ -123,7 +124,8 @@ def _run(run: Run) -> bool:
                     _save(run, block=True)
                 return False
             start = perf_counter()
-            step = Step(position.updates, position.policy_updates, stage.cycle, stage.role)
+            age = position.policy_updates.get(stage.policy, 0)
+            step = Step(position.updates, age, stage.cycle, stage.role, stage.policy)
 
             # ------------------------------------------------------------------------------------------- make a batch
             console.mark("batch", step.update)
@@ -161,7 +163,7 @@ def _run(run: Run) -> bool:
                 row, behind = _row(system, stage, step, batch, learned, perf_counter() - start)
             position.done += 1
             position.updates += 1
-            position.policy_updates += stage.counts_as_policy
+            position.policy_updates[stage.policy] = age + stage.counts_as_policy
             if run.metrics is not None:
                 run.metrics.write(row)
                 run.scalars.write(row)
@@ -212,6 +214,7 @@ def _row(
         behind.join(state[2])
     made, counted = (Facts.joined(states[i] for states in every).row() for i in (0, 1))
     row: dict[str, Any] = {"step": step.update, "cycle": step.cycle, "role": step.role, "stage": stage.name}
+    row |= {"policy": step.policy} if system.cfg.policies else {}
     row |= {"policy_updates": step.policy_updates, **made, **learned, **counted, "time/total": seconds}
     if counted.get("time/sample"):
         row["sampler/tokens_per_second"] = counted["tokens/sampled"] / counted["time/sample"]
@@ -251,11 +254,7 @@ def _restore(system: System, checkpoints: Checkpoints, metrics: MetricsWriter | 
     for reason in restored.skipped:
         console.note(f"checkpoint skipped: {reason}")
     host = restored.host
-    if host["frozen"] != system.frozen_fingerprints:
-        raise UserError(
-            "the frozen weights differ from those this run began with", where="judge.source",
-            expected=f"fingerprints {host['frozen']}, found {system.frozen_fingerprints}",
-        )  # fmt: skip
+    system.check_known(host["frozen"])
     system.take_states(restored.state)
     for name, learner in system.learners.items():
         learner.anchored = name in host["anchored"]

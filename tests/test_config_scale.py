@@ -11,8 +11,10 @@ from coevo_jax.cli import parse_flags, resolve
 from coevo_jax.config import Experiment, ModelConfig
 from coevo_jax.config.load import load_config
 from coevo_jax.config.override import diff, get_at, replace_at
-from coevo_jax.config.scale import MOST, SMOKE, SOURCES, shrink
+from coevo_jax.config.scale import MOST, SMOKE, SOURCES, TURNS, shrink
+from coevo_jax.config.several import rule_of, serving
 from coevo_jax.config.validate import validate
+from coevo_jax.methods.evolm import stages
 from coevo_jax.models.export import export_hf
 from coevo_jax.models.load import load_with_head
 from coevo_jax.records.metrics import read_metrics
@@ -25,10 +27,12 @@ MAIN = REPO / "configs" / "evolm_qwen3_8b.py"
 # What smoke may never touch (issue: rubric source, schema, judge protocol, parser, order, reward, trainer, schedule).
 KEPT = (
     "rubric", "loss", "optimizer", "compat", "generator.mode", "generator.frozen", "judge.protocol", "judge.retries",
-    "judge.guided", "judge.weights", "advantage.kind", "advantage.epsilon", "schedule.order", "schedule.mode",
-    "schedule.verifier", "pairs.temporal", "pairs.inferred", "pairs.conditioned", "pairs.on_empty", "pairs.inference_prompt",
-    "pairs.conditioned_prompt", "answer.temperature", "answer.top_p", "rubric_sampling.temperature",
-    "update.inner_iterations", "update.share_prefix", "rlcer", "reward.margin", "reward.center", "critic.gamma", "critic.lam",
+    "judge.guided", "judge.weights", "judge.samples", "judge.combine", "panel.aggregate", "panel.tie_breaker",
+    "advantage.kind", "advantage.epsilon", "schedule.order", "schedule.mode", "schedule.verifier", "pairs.temporal",
+    "pairs.inferred", "pairs.conditioned", "pairs.frozen", "pairs.dataset", "pairs.leak_words", "pairs.on_empty",
+    "pairs.inference_prompt", "pairs.conditioned_prompt", "answer.temperature", "answer.top_p",
+    "rubric_sampling.temperature", "update.inner_iterations", "update.share_prefix",
+    "rlcer", "reward.margin", "reward.center", "critic.gamma", "critic.lam",
     "critic.clip", "critic.lr", "control.overlong_penalty", "control.rubric_dropout", "control.length_correlation",
     "heldout_judge.protocol",
 )  # fmt: skip
@@ -43,13 +47,17 @@ def smoke(path: pathlib.Path, *overrides: str) -> Experiment:
 def test_smoke_changes_sizes_counts_and_sources_alone(path: pathlib.Path) -> None:
     full = load_config(str(path))
     small = smoke(path)
-    assert set(diff(full, small)) <= {*SMOKE, *SOURCES, *MOST, "scale"}
-    for key in diff(full, small):
+    changed = {rule_of(key) for key in diff(full, small)}
+    assert changed <= {*SMOKE, *SOURCES, *MOST, "scale", "pairs.data", TURNS}
+    for key in changed:
         assert not any(key == kept or key.startswith(kept + ".") for kept in KEPT), key
+    for one in (full, small):  # every judge and policy has its turn
+        assert {i for c in range(one.schedule.cycles) for i in serving(one.panel, c)} == set(range(1 + len(one.panel.judges)))
+        assert one.schedule.cycles > len(one.policies)
 
 
 def test_the_lists_of_what_smoke_changes_and_keeps_do_not_meet() -> None:
-    for key in (*SMOKE, *SOURCES, *MOST):
+    for key in (*SMOKE, *SOURCES, *MOST, "pairs.data", TURNS):
         assert not any(key == kept or key.startswith(kept + ".") for kept in KEPT), key
 
 
@@ -65,14 +73,23 @@ def test_a_judge_behind_an_endpoint_and_the_oracle_stay() -> None:
     assert shrink(replace_at(tiny, "judge.source", "/models/Qwen3-1.7B")).judge.source == "tiny"
 
 
+# Of each kind of ablation, by the first word of its name: what it may change.
+GROUPS = {
+    "reward": ("rubric.",), "k": ("schedule.",), "signal": ("pairs.",), "gap": ("pairs.",), "judge": ("judge.",),
+    "panel": ("panel.", "rubric.reward"), "curriculum": ("panel.", "judge."), "coevolve": ("policies.", "generator.mode"),
+    "frozen": ("pairs.", "schedule.order", "panel."), "transfer": ("policy.", "answer.", "generator.", "schedule."),
+    "roles": ("policy.", "answer.", "generator.", "rubric_sampling."),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("path", ABLATIONS, ids=lambda p: p.stem)
 def test_an_ablation_changes_what_it_says_and_is_what_its_name_says(path: pathlib.Path) -> None:
     main, cfg = load_config(str(MAIN)), load_config(str(path))
     validate(cfg)
-    group = {"reward": "rubric.", "k": "schedule.", "signal": "pairs.", "gap": "pairs."}[path.stem.split("_")[0]]
+    kind = path.stem.split("_")[0]
     changed = [key for key in diff(main, cfg) if key != "name"]
-    assert cfg.name == path.stem and changed and all(key.startswith(group) for key in changed)
-    if group == "schedule.":
+    assert cfg.name == path.stem and changed and all(key.startswith(GROUPS[kind]) for key in changed)
+    if kind == "k":
         assert cfg.schedule.k * cfg.schedule.cycles == main.schedule.k * main.schedule.cycles
     if path.stem.startswith("gap_"):
         assert (cfg.pairs.min_gap, cfg.pairs.max_gap) == tuple(
@@ -83,7 +100,10 @@ def test_an_ablation_changes_what_it_says_and_is_what_its_name_says(path: pathli
         assert cfg.rubric.prompt == f"rubric_{prompt}" and cfg.rubric.reward == reward and (cfg.rubric.alpha < 1) == bool(fmt)
 
 
-@pytest.mark.parametrize("path", [MAIN, *(pytest.param(p, marks=pytest.mark.slow) for p in ABLATIONS)], ids=lambda p: p.stem)
+LOCAL = [p for p in ABLATIONS if "api:" not in p.read_text()]  # an endpoint stays one (tests/test_remote_run.py)
+
+
+@pytest.mark.parametrize("path", [MAIN, *(pytest.param(p, marks=pytest.mark.slow) for p in LOCAL)], ids=lambda p: p.stem)
 def test_it_runs_shrunk(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Two updates a phase through sampler, parser, judge, replay buffer and update. The small model can't follow real prompts:
     most rubrics are invalid, which is an outcome, and few groups have two rewards."""
@@ -91,7 +111,8 @@ def test_it_runs_shrunk(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
     with shared_programs():
         assert train(cfg, str(tmp_path / "run"), Recorder())
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
-    assert [row["role"] for row in rows] == ["policy", "policy", "rubric", "rubric"]
+    roles = [s.role for s in stages(cfg) for _ in range(s.updates)]
+    assert [row["role"] for row in rows] == roles and len(roles) >= 2
     assert all(row["tokens/sampled"] > 0 for row in rows)
 
 

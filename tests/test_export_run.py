@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import train_support as support
 
+from coevo_jax.config import ModelConfig
 from coevo_jax.errors import UserError
 from coevo_jax.export import export_run, load_trained
 from coevo_jax.models.load import load_model
+from coevo_jax.trained import load, split
 
 
 def test_the_exported_folder_holds_the_runs_last_weights(tmp_path: pathlib.Path):
@@ -21,6 +23,8 @@ def test_the_exported_folder_holds_the_runs_last_weights(tmp_path: pathlib.Path)
     again, start = load_model(str(tmp_path / "out")), load_model("tiny")
     trained, step = load_trained(tmp_path / "run")
     assert step == 2
+    rubric = load(ModelConfig(source=f"run:{tmp_path / 'run'}"), prefer="rubric")  # one model plays both roles
+    assert rubric.source.endswith("run#policy@2") and support.same_bits(rubric.params, trained.params)
     for a, b in zip(jax.tree.leaves(again.params), jax.tree.leaves(trained.params), strict=True):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
     assert any((np.asarray(a) != np.asarray(b)).any() for a, b in zip(*map(jax.tree.leaves, (again.params, start.params))))
@@ -44,3 +48,16 @@ def test_what_is_no_run_is_refused(tmp_path: pathlib.Path):
     support.run(tmp_path / "run", "schedule.cycles=1", "schedule.k=1")
     with pytest.raises(UserError, match="no weights 'rubrics'"):
         load_trained(tmp_path / "run", "rubrics")
+
+
+@pytest.mark.parametrize(
+    ("source", "parts"),
+    [
+        ("run:runs/a", ("runs/a", "", None)),
+        ("run:/x/y#rubric", ("/x/y", "rubric", None)),
+        ("run:/x@y/z#policy_1@500", ("/x@y/z", "policy_1", 500)),
+        ("run:runs/a@12", ("runs/a", "", 12)),
+    ],
+)
+def test_a_source_names_a_run_its_weights_and_an_update(source: str, parts: tuple[str, str, int | None]):
+    assert split(source) == (pathlib.Path(parts[0]), *parts[1:])

@@ -227,6 +227,30 @@ def test_a_judge_of_weights_and_a_warm_up_on_two_processes(tmp_path: pathlib.Pat
     assert_close(ours[1], theirs[1], 1e-4)
 
 
+@pytest.mark.slow
+def test_several_policies_judges_and_sources_of_pairs_on_two_processes(tmp_path: pathlib.Path) -> None:
+    own = (
+        "seed=5",
+        "policies.0.source=tiny",
+        "schedule.cycles=1",
+        "optimizer.lr=1e-5",
+        "pairs.frozen=1",
+        "pairs.dataset=1",
+        "pairs.data=tiny",
+    )
+    own = (*own, *(f"pairs.frozen_models.{i}.source=tiny" for i in range(2)), "panel.judges.0.source=oracle")
+    own = (*own, "panel.judges.0.protocol=oracle", "panel.judges.0.oracle_noise=0.5", "panel.aggregate=margin_kappa_format")
+    alone, both = (whole_run(tmp_path / f"run{count}", count, *own) for count in (1, 2))
+    ours, theirs = rows_of(both), rows_of(alone)
+    assert [row["stage"] for row in ours] == ["policy", "policy_1", "rubric"]
+    for update, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        assert_close(a, b, 1e-4 if update else 1e-5)
+        names = [[(r["record"], r["completion"], r.get("pair"), r.get("margins")) for r in read_rollouts(f / "rollouts", update)]
+                 for f in (both, alone)]  # fmt: skip
+        assert names[0] == names[1]
+    assert all(ours[2][f"pairs/share_{name}"] > 0 for name in ("temporal", "frozen", "dataset")) and "panel/kappa" in ours[2]
+
+
 # --------------------------------------------------------------------------------------------- lost, hung and failed processes
 
 

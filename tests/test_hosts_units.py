@@ -71,6 +71,20 @@ def test_tpu_vms_find_each_other(platforms: str, chips: bool, joins: bool, monke
     assert len(calls) == joins and not any("coordinator_address" in call for call in calls)
 
 
+@pytest.mark.parametrize(("error", "code"), [(RuntimeError("DEADLINE_EXCEEDED: barrier"), 75), (ValueError("bad address"), 2)])
+def test_others_that_do_not_come_are_no_bad_input(error: Exception, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler that starts an exit of 75 again is right to do so."""
+
+    def fails(**arguments: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(jax.distributed, "initialize", fails)
+    monkeypatch.setattr(jax.config, "update", lambda name, value: None)
+    with pytest.raises(UserError, match=str(error)) as caught:
+        initialize("2", "localhost:1", "1")
+    assert caught.value.exit_code == code
+
+
 # ------------------------------------------------------------------------------------------------------------ joined numbers
 
 

@@ -60,12 +60,13 @@ def rewarded(parsed=None, verdicts=None, own=0, correct=CORRECT, *overrides):
 
 @pytest.mark.parametrize("own", range(4))
 def test_rewards_by_hand(own):
-    share, cot = by_hand([3, 2, -4, 1], VOTES, CORRECT, own)
-    member, author = rewarded(own=own)
-    assert share == 0.25 and member.reward == pytest.approx((1 if CORRECT[own] else -1) + cot)
-    assert author.reward == pytest.approx(share + 1) and member.terms == {"outcome": 2 * CORRECT[own] - 1, "cot": cot}
-    weighted, _ = rewarded(None, None, own, CORRECT, "rlcer.cot_weight=0.5", "rlcer.outcome_weight=2")
-    assert weighted.reward == pytest.approx(2 * (2 * CORRECT[own] - 1) + 0.5 * cot)
+    right = np.asarray([1.0, 0.0, 0.0, 0.0])
+    share, cot = by_hand([3, 2, -4, 1], VOTES, right, own)
+    member, author = rewarded(own=own, correct=right)
+    assert share == 0.5 and member.reward == pytest.approx((1 if right[own] else -1) + cot)
+    assert author.reward == pytest.approx(share + 1) and member.terms == {"outcome": 2 * right[own] - 1, "cot": cot}
+    weighted, _ = rewarded(None, None, own, right, "rlcer.cot_weight=0.5", "rlcer.outcome_weight=2")
+    assert weighted.reward == pytest.approx(2 * (2 * right[own] - 1) + 0.5 * cot)
 
 
 def test_what_gives_no_reward():

@@ -85,6 +85,9 @@ def test_what_lives_on_a_device():
     assert 0.5 < int8 / alive["judge weights"] < 0.52
     two = residents(slice_of("generator.mode=two", "loss.kl_weight=0", "optimizer.mu_dtype=bfloat16"))
     assert two["rubric moments"] == pytest.approx(6 * n / 8, rel=2e-3) and "policy reference" not in two
+    held = slice_of("generator.mode=two", "generator.source=/models/Qwen3-4B", "generator.frozen=true")
+    assert [name for name in residents(held) if name.startswith("rubric")] == ["rubric decode copy"]
+    assert [name for name in programs(held) if name.startswith("rubric")] == ["rubric prefill", "rubric decode"]
     assert batch(slice_of(), ("ref_logp",)).tokens.shape == (256, 2, 20480)
 
 

@@ -61,7 +61,7 @@ def test_two_models_leave_each_other_alone(tmp_path: pathlib.Path) -> None:
 def test_one_model_is_moved_by_both_roles(tmp_path: pathlib.Path) -> None:
     seen: list[dict[str, Any]] = []
     done = run(tmp_path / "run", ONE_CYCLE, hook=watch(seen))
-    assert list(done.system.learners) == ["policy"] and done.system.context.one_voice
+    assert list(done.system.learners) == ["policy"] and done.system.context.one_voice()
     assert len({step["prints"]["policy"] for step in seen}) == 4
     assert int(done.system.learners["policy"].state.step) == 4  # one optimizer state too
 
@@ -199,8 +199,20 @@ def test_a_frozen_generator_is_never_trained() -> None:
     assert {stage.role for stage in stages(tiny("generator.frozen=true"))} == {"policy"}
 
 
+def test_a_frozen_generator_has_no_optimizer_and_stays(tmp_path: pathlib.Path) -> None:
+    done = run(tmp_path / "run", "generator.mode=two", "generator.frozen=true", ONE_CYCLE)
+    assert list(done.system.learners) == ["policy"] and list(done.system.frozen) == ["rubric"]
+    start = done.system.frozen_fingerprints["rubric"]
+    assert fingerprint(done.system.context.voices["rubric"].weights()) == start != prints(done.system)["policy"]
+    held = done.system.held["rubric"]
+    done.system.held["rubric"] = {**held, "final_norm": held["final_norm"] * np.float32(1.5)}
+    with pytest.raises(RuntimeError, match="the frozen rubric changed"):
+        done.system.check_frozen()
+
+
 @pytest.mark.parametrize(
-    "overrides", [("generator.mode=two", "generator.frozen=true"), ("schedule.mode=sft", "warmup.updates=1")]
+    "overrides",
+    [("generator.mode=two", "generator.frozen=true", "warmup.updates=1"), ("schedule.mode=sft", "warmup.updates=1")],
 )
 def test_weights_that_the_loop_does_not_train_need_no_length_of_a_cosine(overrides: tuple[str, ...]) -> None:
     with shared_programs():

@@ -35,7 +35,7 @@ def test_it_learns_survives_a_kill_and_judges(tmp_path: pathlib.Path) -> None:
     whole = run(tmp_path / "whole", *cfg)
     assert [row["stage"] for row in whole.rows] == ["reward"] * 5 and whole.rows[0]["loss"] == pytest.approx(np.log(2), abs=0.05)
     assert all(row["grad_norm"] > 0 and 0 <= row["reward_model/accuracy"] <= 1 for row in whole.rows)
-    stream = whole.system.context.streams["pairs"].prompts
+    stream = whole.system.context.streams[reward_model.STREAM].prompts
     assert whole.rows[-1]["epoch"] == pytest.approx(40 / len(stream)) and len(stream.heldout) == 40 and len(stream) <= 200
     assert not {r["prompt"] for r in stream.heldout} & {r["prompt"] for r in stream.records}
     assert [("heldout/accuracy" in row) for row in whole.rows] == [True, False, True, False, True]
@@ -59,7 +59,7 @@ def test_it_learns_survives_a_kill_and_judges(tmp_path: pathlib.Path) -> None:
     judge = ScalarJudge(
         JudgeConfig(protocol="scalar"), RewardModel(model.spec, model.params, tokenizer, SamplerConfig(max_prompt=128))
     )
-    record = again.system.context.streams["pairs"].prompts.records[0]
+    record = again.system.context.streams[reward_model.STREAM].prompts.records[0]
     sides = [JudgeItem(record["prompt"], Rubric(()), record[side], i) for i, side in enumerate(("chosen", "rejected"))]
     verdicts = judge.judge(sides, 0)
     sample = reward_model.encode(tokenizer, record, again.system.cfg)
@@ -107,7 +107,7 @@ def test_pairs_that_are_too_long_are_left_out_or_refused(tmp_path: pathlib.Path)
     path.write_text("".join(json.dumps(r) + "\n" for r in rows))
     data = (*MODE, f"reward.data={path}", "reward.pairs=2", "reward.max_tokens=30")
     system = system_of(*data)
-    assert len(system.context.streams["pairs"].prompts) == 2
+    assert len(system.context.streams[reward_model.STREAM].prompts) == 2
     with pytest.raises(UserError, match="of the pair 'p1' has"):
         system_of(*data, "data.over_limit=refuse")
     with pytest.raises(UserError, match="all 3 pairs are over the limit"):

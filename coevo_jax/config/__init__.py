@@ -11,6 +11,7 @@ from coevo_jax.config.model import (
     JudgeConfig,
     MeshConfig,
     ModelConfig,
+    PanelConfig,
     SamplerConfig,
     Sampling,
     api_model,
@@ -36,8 +37,10 @@ class Experiment:
     seed: int = 1
     scale: str = "full"  # full | smoke: the same experiment in seconds on a CPU (config/scale.py)
     policy: ModelConfig = ModelConfig()
+    policies: tuple[ModelConfig, ...] = ()  # further policies that co-evolve (keys policies.0.source, ...); docs/signals.md
     generator: GeneratorConfig = GeneratorConfig()
     judge: JudgeConfig = JudgeConfig()
+    panel: PanelConfig = PanelConfig()
     answer: Sampling = Sampling(max_new_tokens=64)
     rubric_sampling: Sampling = Sampling(max_new_tokens=128)
     question_sampling: Sampling = Sampling(temperature=0.3, max_new_tokens=64)
@@ -76,6 +79,7 @@ __all__ = [
     "ModelConfig",
     "OptimizerConfig",
     "PairConfig",
+    "PanelConfig",
     "RewardConfig",
     "RlcerConfig",
     "RubricConfig",

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from coevo_jax.config import CriticConfig, Experiment, api_model
 from coevo_jax.config.model import API
-from coevo_jax.errors import UserError
+from coevo_jax.config.several import require
 
 RUBRIC_FREE = ("likert", "likert_reference", "scalar", "random")  # judge protocols that read no rubric
-
-
-def require(ok: bool, what: str, where: str, expected: str, close: str = "") -> None:
-    if not ok:
-        raise UserError(what, where=where, expected=expected, nearest=close)
 
 
 def check_reward(cfg: Experiment) -> None:

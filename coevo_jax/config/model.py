@@ -99,6 +99,21 @@ class JudgeConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class PanelConfig:
+    """Further judges beside `judge`, each with all of its settings (keys panel.judges.0.source, ...).
+
+    Those whose first cycle is the latest that has begun serve together; `judge` begins with cycle 0. So () is a panel of all of
+    them, (3, 6) a curriculum of three judges in turn, and (3, 3) one judge and then two. One that serves no more is unloaded.
+    """
+
+    judges: tuple[JudgeConfig, ...] = ()
+    from_cycle: tuple[int, ...] = ()  # first cycle of each of `judges`; () = 0
+    # What several judges make of an answer, and of a rubric (docs/signals.md); margin_kappa_format is of rubrics alone.
+    aggregate: str = "mean"  # mean | majority | mean_minus_variance | margin_kappa_format
+    tie_breaker: str = "mean_score"  # mean_score | first_judge
+
+
+@dataclasses.dataclass(frozen=True)
 class SamplerConfig:
     """The engine. slots: rows decoded together; lengths are tokens."""
 

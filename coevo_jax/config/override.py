@@ -1,6 +1,7 @@
 """The frozen records by name: overrides from the command line, to and from dicts, printing, differences. Imports no JAX.
 
-A key is the dotted path of a field, `schedule.k`. Its type is that of the record's annotation.
+A key is the dotted path of a field, `schedule.k`. Its type is that of the record's annotation. A list of records has numbered
+keys, `panel.judges.0.source`; naming the first number that is free appends a record.
 """
 
 from __future__ import annotations
@@ -28,12 +29,16 @@ def apply_overrides(cfg: Record, overrides: Iterable[str]) -> Record:
         kind = field_type(type(cfg), key)
         if not equals:
             raise UserError(f"the override {text!r} has no value", where=key, expected=f"{key}=VALUE, VALUE {_describe(kind)}")
-        cfg = replace_at(cfg, key, parse_value(value, kind, key))
+        parsed = parse_value(value, kind, key)
+        try:
+            cfg = replace_at(cfg, key, parsed)
+        except UserError as error:
+            raise UserError(error.what, where=key, expected=error.expected) from error
     return cfg
 
 
 def record_types(record: type) -> dict[str, Any]:
-    """Field name -> annotation as a type, in the record's order. One dict for all who ask: read it."""
+    """Field name -> annotation as a type, in the record's order."""
     return _record_types(typing.cast(Any, record))
 
 
@@ -43,28 +48,44 @@ def _record_types(record: Any) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(record)}
 
 
-def key_types(record: type) -> dict[str, Any]:
-    """Every dotted key that holds a value -> its type, in the order of the records. One dict for all who ask: read it."""
-    return _key_types(typing.cast(Any, record))
+def item_record(kind: Any) -> type | None:
+    """The record that a list of records holds; None for every other type."""
+    inner = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else None
+    return typing.cast(type, inner) if dataclasses.is_dataclass(inner) else None
+
+
+def key_types(record: Any, example: bool = False) -> dict[str, Any]:
+    """Every dotted key that holds a value -> its type, in the order of the records. record: one, or its class, whose lists of
+    records have no items; `example`: they have one then."""
+    found: dict[str, Any] = {}
+    whole = isinstance(record, type)
+    for name, kind in record_types(record if whole else type(record)).items():
+        if (item := item_record(kind)) is not None:
+            items = [item] * example if whole else getattr(record, name)
+            inside = {str(i): own for i, own in enumerate(items)}
+        elif dataclasses.is_dataclass(kind):
+            inside = {"": kind if whole else getattr(record, name)}
+        else:
+            found[name] = kind
+            continue
+        for number, own in inside.items():
+            prefix = f"{name}.{number}." if number else f"{name}."
+            found.update({prefix + key: inner for key, inner in key_types(own, example).items()})
+    return found
 
 
 @functools.cache
-def _key_types(record: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, kind in record_types(record).items():
-        if dataclasses.is_dataclass(kind):
-            found.update({f"{name}.{key}": inner for key, inner in key_types(typing.cast(type, kind)).items()})
-        else:
-            found[name] = kind
-    return found
+def _example_keys(record: Any) -> dict[str, Any]:
+    return key_types(record, example=True)
 
 
 def field_type(record: type, key: str) -> Any:
     """The type of the value at `key`; UserError for an unknown key or a key that names a whole record."""
-    keys = key_types(record)
-    if key in keys:
-        return keys[key]
-    inside = [name for name in keys if name.startswith(key + ".")]
+    keys = _example_keys(typing.cast(Any, record))
+    first = re.sub(r"\.\d+(?=\.)", ".0", key)  # all items of a list are alike
+    if first in keys:
+        return keys[first]
+    inside = [name for name in keys if name.startswith(first + ".")]
     if inside:
         raise UserError(f"{key} is a group of settings, not one", where=key, expected=f"one of {', '.join(inside)}")
     close = nearest_key(key, keys)
@@ -139,15 +160,28 @@ def _describe(kind: Any) -> str:
 
 def get_at(cfg: Any, key: str) -> Any:
     """The value at a dotted key."""
-    return functools.reduce(getattr, key.split("."), cfg)
+    return functools.reduce(lambda at, name: at[int(name)] if isinstance(at, tuple) else getattr(at, name), key.split("."), cfg)
 
 
 def replace_at(cfg: Record, key: str, value: Any) -> Record:
-    """A copy of `cfg` with `value` at the dotted `key`."""
+    """A copy of `cfg` with `value` at the dotted `key`. UserError for a list's number that skips others."""
     head, _, rest = key.partition(".")
-    if rest:
+    if rest and (item := item_record(record_types(type(cfg))[head])) is not None:
+        value = _replace_item(getattr(cfg, head), item, rest, value, head)
+    elif rest:
         value = replace_at(getattr(cfg, head), rest, value)
     return dataclasses.replace(typing.cast(Any, cfg), **{head: value})
+
+
+def _replace_item(items: tuple[Any, ...], item: type, key: str, value: Any, name: str) -> tuple[Any, ...]:
+    number, _, rest = key.partition(".")
+    index = int(number)
+    if index > len(items):
+        raise UserError(
+            f"{name}.{index} skips {name}.{len(items)}", where=f"{name}.{key}", expected=f"{name}.{len(items)}.{rest}"
+        )
+    grown = (*items, item()) if index == len(items) else items
+    return (*grown[:index], replace_at(grown[index], rest, value), *grown[index + 1 :])
 
 
 def to_dict(cfg: Any) -> dict[str, Any]:
@@ -189,12 +223,22 @@ def _from_dict(record: type[Record], data: Any, where: str, prefix: str) -> Reco
     for name, kind in kinds.items():
         if dataclasses.is_dataclass(kind):
             values[name] = _from_dict(typing.cast(type, kind), data[name], where, f"{prefix}{name}.")
+        elif (item := item_record(kind)) is not None:
+            values[name] = _from_list(item, data[name], where, f"{prefix}{name}")
         else:
             values[name] = conform(data[name], kind, f"{prefix}{name}", where)
     return record(**values)
 
 
+def _from_list(item: type, data: Any, where: str, key: str) -> tuple[Any, ...]:
+    if not isinstance(data, list | tuple):
+        raise UserError(f"{key} is not a list", where=where, expected="a list of groups of settings")
+    return tuple(_from_dict(item, own, where, f"{key}.{i}.") for i, own in enumerate(data))
+
+
 def _describe_field(kind: Any) -> str:
+    if item_record(kind) is not None:
+        return "a list of groups of settings"
     return "a group of settings" if dataclasses.is_dataclass(kind) else _describe(kind)
 
 
@@ -218,7 +262,7 @@ def conform(value: Any, kind: Any, key: str, where: str = "") -> Any:
 
 def print_config(cfg: Any) -> str:
     """One line 'a.b=value' a setting, in the order of the records; each line is a valid override."""
-    return "\n".join(f"{key}={_shown(get_at(cfg, key))}" for key in key_types(type(cfg)))
+    return "\n".join(f"{key}={_shown(get_at(cfg, key))}" for key in key_types(cfg))
 
 
 def _shown(value: Any) -> str:
@@ -231,4 +275,6 @@ def _shown(value: Any) -> str:
 
 def diff(a: Any, b: Any) -> list[str]:
     """Dotted keys on which two records of one type differ, in the order of the records."""
-    return [key for key in key_types(type(a)) if get_at(a, key) != get_at(b, key)]
+    values = [{key: get_at(record, key) for key in key_types(record)} for record in (a, b)]
+    absent = object()  # of an item that one list has
+    return [key for key in {**values[0], **values[1]} if values[0].get(key, absent) != values[1].get(key, absent)]

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from coevo_jax.config import Experiment, api_model
-from coevo_jax.config.override import get_at, replace_at
+from coevo_jax.config.override import get_at, key_types, replace_at
+from coevo_jax.config.several import rule_of
 
 SMOKE: dict[str, Any] = {
     "policy.source": "tiny",
@@ -69,6 +70,7 @@ SOURCES = (
     "heldout_judge.source",
     "critic.source",
 )  # kept where no weights are read: '', oracle, an endpoint's model
+TURNS = "panel.from_cycle"  # whose cycles come one after another, so that every judge serves
 MOST = {  # kept where they are less
     "warmup.updates": 2, "run.keep": 2, "control.overlong_buffer": 6, "control.heldout_answers": 2,
     "critic.warmup_updates": 1, "reward.heldout": 4,
@@ -77,15 +79,21 @@ MOST = {  # kept where they are less
 
 def shrink(cfg: Experiment) -> Experiment:
     """The experiment at the size of a smoke test."""
-    prompts = cfg.data.prompts
-    for key, value in SMOKE.items():
-        cfg = replace_at(cfg, key, value)
+    prompts, alike = cfg.data.prompts, {key: rule_of(key) for key in key_types(cfg)}
+    for key, rule in alike.items():  # an item of a list as the record that it is like
+        if rule in SMOKE:
+            cfg = replace_at(cfg, key, SMOKE[rule])
     if prompts.startswith("reasoning_gym:"):  # which bring their verifier
         cfg = replace_at(cfg, "data.prompts", prompts)
-    for key in SOURCES:
-        source = get_at(cfg, key)
-        if source not in ("", "oracle") and not api_model(source):
+    if cfg.pairs.data:
+        cfg = replace_at(cfg, "pairs.data", "tiny")
+    for key, rule in alike.items():
+        if rule in SOURCES and (source := get_at(cfg, key)) not in ("", "oracle") and not api_model(source):
             cfg = replace_at(cfg, key, "tiny")
+    starts = sorted({0, *cfg.panel.from_cycle})
+    cfg = replace_at(cfg, TURNS, tuple(starts.index(start) for start in cfg.panel.from_cycle))
+    cycles = 1 if cfg.schedule.order == "generator_first" else max(len(starts), len(cfg.policies) + 1)
+    cfg = replace_at(cfg, "schedule.cycles", cycles)
     for key, most in MOST.items():
         cfg = replace_at(cfg, key, min(most, get_at(cfg, key)))
     return replace_at(cfg, "scale", "smoke")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from coevo_jax.config.model import ModelConfig
+
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
@@ -39,11 +41,16 @@ class RubricConfig:
 
 @dataclasses.dataclass(frozen=True)
 class PairConfig:
-    """Where preference pairs come from. mixture: weights of temporal, inferred, conditioned."""
+    """Where preference pairs come from (docs/signals.md). Weights of a mixture: temporal to dataset."""
 
     temporal: float = 1.0
     inferred: float = 0.0
     conditioned: float = 0.0
+    frozen: float = 0.0  # answers of two of `frozen_models`, of which the one named first wins
+    dataset: float = 0.0  # chosen and rejected of `data`
+    frozen_models: tuple[ModelConfig, ...] = ()  # best first (keys pairs.frozen_models.0.source, ...)
+    data: str = ""  # pairs {prompt, chosen, rejected} from sources like those of data.prompts; 'tiny' (small world)
+    leak_words: int = 8  # a conditioned answer with so many words of its rubric in a row makes no pair; 0 = not checked
     min_gap: int = 20  # policy updates between the stored and the fresh answer
     max_gap: int = 100  # 0 = no upper bound
     per_slot: int = 128  # answers the buffer holds for each prompt slot

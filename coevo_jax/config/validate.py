@@ -12,10 +12,11 @@ from typing import Any
 
 from coevo_jax.config import EndpointConfig, Experiment, Sampling, api_model
 from coevo_jax.config.check_modes import RUBRIC_FREE, check_control, check_critic, check_reward, check_rlcer
-from coevo_jax.config.check_modes import require as _require
 from coevo_jax.config.learn import REMAT_NAMES
 from coevo_jax.config.model import API
 from coevo_jax.config.override import conform, get_at, key_types
+from coevo_jax.config.several import all_judges, check_panel, check_policies, rule_of
+from coevo_jax.config.several import require as _require
 from coevo_jax.errors import UserError, nearest
 
 DTYPES = ("float32", "bfloat16")
@@ -42,6 +43,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "judge.dtype": DTYPES,
     "judge.scalar": ("logit", "sigmoid"),
     "judge.weights": ("full", "int8"),
+    "panel.aggregate": ("mean", "majority", "mean_minus_variance", "margin_kappa_format"),
+    "panel.tie_breaker": ("mean_score", "first_judge"),
     "data.over_limit": ("filter", "refuse"),
     "rubric.source": ("generator", "none", "predefined", "data"),
     "rubric.schema": ("json_criteria", "rar", "points"),
@@ -83,7 +86,17 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(
         (
             *("data.heldout", "rubric.max_criteria", "rubric.separation_weight", "rubric.weight_tolerance", "pairs.temporal"),
-            *("pairs.inferred", "pairs.conditioned", "pairs.max_gap", "warmup.updates", "warmup.lr", "warmup.seed"),
+            *(
+                "pairs.inferred",
+                "pairs.conditioned",
+                "pairs.max_gap",
+                "pairs.frozen",
+                "pairs.dataset",
+                "pairs.leak_words",
+                "warmup.updates",
+                "warmup.lr",
+                "warmup.seed",
+            ),
             *("advantage.epsilon", "advantage.max_resample", "loss.constant_length", "loss.clip_low", "loss.clip_high"),
             *("loss.kl_weight", "loss.tis_cap", "optimizer.lr", "generator.lr", "optimizer.warmup_steps", "optimizer.eps"),
             *("optimizer.weight_decay", "optimizer.grad_clip", "judge.retries", "compat.policy_rubric_temperature"),
@@ -171,16 +184,17 @@ SAMPLINGS = ("answer", "rubric_sampling", "question_sampling", "judge.sampling",
 
 def validate(cfg: Experiment) -> None:
     """UserError for the first thing that is wrong; it names the keys and a value that would serve."""
-    for key, kind in key_types(type(cfg)).items():
+    for key, kind in key_types(cfg).items():
         conform(get_at(cfg, key), kind, key)
-    for key, choices in CHOICES.items():
-        _check_choice(key, get_at(cfg, key), choices)
-    for key, (low, high) in RANGES.items():
-        _check_range(key, get_at(cfg, key), low, high)
-    for key in SAMPLINGS:
+        if (rule := rule_of(key)) in CHOICES:
+            _check_choice(key, get_at(cfg, key), CHOICES[rule])
+        if rule in RANGES:
+            _check_range(key, get_at(cfg, key), *RANGES[rule])
+    for key in (*SAMPLINGS, *(f"panel.judges.{i}.sampling" for i in range(len(cfg.panel.judges)))):
         _check_sampling(key, get_at(cfg, key))
     checks = (_check_names, _check_roles, _check_remote, _check_rubric, _check_learn, _check_lengths, _check_pairs, _check_guided)
-    for check in (*checks, _check_judge, check_reward, check_rlcer, check_critic, check_control, _check_run):
+    extra = (_check_panel, _check_policies, check_reward, check_rlcer, check_critic, check_control)
+    for check in (*checks, _check_judge, *extra, _check_run):
         check(cfg)
 
 
@@ -328,13 +342,20 @@ def used_samplings(cfg: Experiment) -> Iterator[tuple[str, Sampling, bool]]:
             yield "rubric_sampling", cfg.rubric_sampling, order != "policy_only"
         if cfg.pairs.inferred > 0 and trains_generator(cfg):
             yield "question_sampling", cfg.question_sampling, False
-        if cfg.judge.protocol in WRITING and not api_model(cfg.judge.source):
-            yield "judge.sampling", cfg.judge.sampling, False
+        for i, judge in enumerate(all_judges(cfg)):
+            if judge.protocol in WRITING and not api_model(judge.source):
+                yield f"panel.judges.{i - 1}.sampling" if i else "judge.sampling", judge.sampling, False
 
 
 def trains_generator(cfg: Experiment) -> bool:
     """Does the run have rubric updates (and so draw pairs)?"""
     return cfg.schedule.mode == "evolm" and cfg.schedule.order != "policy_only" and not cfg.generator.frozen
+
+
+def generator_learns(cfg: Experiment) -> bool:
+    """Does anything train the generator's weights: rubric updates, or a warm-up on rubrics?"""
+    evolving = cfg.schedule.mode == "rlcer" and cfg.schedule.order == "alternate"
+    return trains_generator(cfg) or evolving or cfg.warmup.updates > 0
 
 
 def _check_lengths(cfg: Experiment) -> None:
@@ -369,10 +390,11 @@ def _check_pairs(cfg: Experiment) -> None:
     )
     if not trains_generator(cfg):
         return
+    sources = ("temporal", "inferred", "conditioned", "frozen", "dataset")
     _require(
-        pairs.temporal + pairs.inferred + pairs.conditioned > 0,
+        sum(getattr(pairs, name) for name in sources) > 0,
         "no pair source has a weight above 0",
-        "pairs.temporal, pairs.inferred, pairs.conditioned",
+        ", ".join(f"pairs.{name}" for name in sources),
         "at least one above 0",
     )
     if pairs.temporal == 0:
@@ -381,7 +403,7 @@ def _check_pairs(cfg: Experiment) -> None:
         order == "alternate",
         f"schedule.order={order} trains no policy before the generator, so temporal contrast has no older answer",
         "schedule.order, pairs.temporal",
-        "pairs.temporal=0 with pairs.inferred or pairs.conditioned above 0, or schedule.order=alternate",
+        "pairs.temporal=0 with another source of pairs above 0, or schedule.order=alternate",
     )
     needed = high or low
     _require(
@@ -550,6 +572,18 @@ def _check_guided_text(cfg: Experiment, key: str, source: str, thinking: str, le
     _require(get_at(cfg, least) == 0, f"{key}=true ends a text where its grammar does", f"{key}, {least}", f"{least}=0")
     found = importlib.util.find_spec("llguidance") is not None
     _require(found, f"{key}=true needs the package llguidance", key, "pip install 'coevo-jax[guided]'")
+
+
+def _check_panel(cfg: Experiment) -> None:
+    def one(single: Experiment) -> None:
+        for check in (_check_names, _check_roles, _check_remote, _check_guided, _check_judge):
+            check(single)
+
+    check_panel(cfg, one, trains_generator(cfg))
+
+
+def _check_policies(cfg: Experiment) -> None:
+    check_policies(cfg, trains_generator(cfg))
 
 
 def _check_run(cfg: Experiment) -> None:

@@ -42,17 +42,31 @@ class Sampled:
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """Several judges, each asked once. how: see combine_scores."""
+    """Several judges, each asked once. how: see combine_scores; seats: their names in messages, '' = their protocols'."""
 
     judges: tuple[Judge, ...]
     how: str = "mean"
+    seats: tuple[str, ...] = ()
     name: str = "panel"
 
     def judge(self, items: list[JudgeItem], update: int) -> list[Verdict]:
-        """One verdict an item, in their order; parts: a score of each judge, in the order of `judges`."""
+        """One verdict an item, in their order; parts: a score of each judge, in the order of `judges`.
+
+        Each judge says what it would say alone. What one failed on is not asked of those after it.
+        """
         check_items(items)
-        found = [judge.judge(items, update) for judge in self.judges]
-        return [unanimous([own[i] for own in found], self.how, [j.name for j in self.judges]) for i in range(len(items))]
+        names = self.seats or tuple(judge.name for judge in self.judges)
+        found: list[list[Verdict]] = [[] for _ in items]
+        for judge in self.judges:
+            asked = [i for i, own in enumerate(found) if not own or own[-1].score is not None]
+            for i, verdict in zip(asked, judge.judge([items[i] for i in asked], update) if asked else []):
+                found[i].append(verdict)
+        return [unanimous(own, self.how, names) for own in found]
+
+
+def members(judge: Judge) -> tuple[Judge, ...]:
+    """The judges of a panel, or the judge itself."""
+    return judge.judges if isinstance(judge, Panel) else (judge,)
 
 
 def survivors(verdicts: Sequence[Verdict], how: str) -> Verdict:

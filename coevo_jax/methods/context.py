@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from coevo_jax.config import Experiment, Sampling
+from coevo_jax.config import Experiment, ModelConfig, Sampling
+from coevo_jax.config.several import frozen_models, policy_names
 from coevo_jax.data import SlotStream
 from coevo_jax.distributed import own
 from coevo_jax.judges import Judge
@@ -48,9 +49,16 @@ class Voice:
     weights: Callable[[], Any]
 
 
+def buffer_slots(cfg: Experiment) -> tuple[int, ...]:
+    """Slots of the replay buffer that this process owns: each policy has P of its own, those of the first one first."""
+    P = cfg.schedule.prompts
+    return tuple(number * P + slot for number in range(len(policy_names(cfg))) for slot in own(P))
+
+
 @dataclasses.dataclass
 class Context:
-    """Host-side state of a run. `voices` by role: 'policy' and 'rubric', the same one in single-model mode."""
+    """Host-side state of a run. `voices` by role: 'policy' and 'rubric', the same one in single-model mode; 'policy_1', ... for
+    further policies, 'frozen_0', ... for those that only give answers to pairs."""
 
     cfg: Experiment
     voices: dict[str, Voice]
@@ -68,10 +76,18 @@ class Context:
         """The prompt slots that this process owns end to end."""
         return own(self.cfg.schedule.prompts)
 
-    @property
-    def one_voice(self) -> bool:
-        """Do both roles speak through the same weights, so that one engine call can serve both?"""
-        return self.voices["policy"] is self.voices["rubric"]
+    def one_voice(self, policy: str = "policy") -> bool:
+        """Do the generator and this policy speak through the same weights, so that one engine call can serve both?"""
+        return self.voices[policy] is self.voices["rubric"]
+
+    def model(self, role: str) -> ModelConfig:
+        """The settings of a policy, trained or frozen."""
+        own = dict(zip(policy_names(self.cfg), (self.cfg.policy, *self.cfg.policies)))
+        return (own | frozen_models(self.cfg))[role]
+
+    def buffer_slot(self, policy: str, slot: int) -> int:
+        """Where the replay buffer keeps a policy's answers of a prompt slot."""
+        return policy_names(self.cfg).index(policy) * self.cfg.schedule.prompts + slot
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
@@ -118,37 +134,36 @@ class Context:
             return voice.engine.generate(weights, requests, progress=lambda d, n: self.progress("sampling", d, n))
 
     def generate_both(
-        self, rubric: list[Request], policy: list[Request]
+        self, rubric: list[Request], answers: list[Request], policy: str = "policy"
     ) -> tuple[list[list[Completion]], list[list[Completion]]]:
-        """Completions of both roles' requests, in one engine call where one voice speaks for both."""
-        if not self.one_voice:
-            return self.generate("rubric", rubric), self.generate("policy", policy)
-        out = self.generate("policy", rubric + policy)
+        """Completions of the generator's and a policy's requests, in one engine call where one voice speaks for both."""
+        if not self.one_voice(policy):
+            return self.generate("rubric", rubric), self.generate(policy, answers)
+        out = self.generate(policy, rubric + answers)
         return out[: len(rubric)], out[len(rubric) :]
 
     # Rendering: one function a text, so that what is trained is what is deployed (design.md 4.10).
 
-    def answer_prompt(self, question: str) -> list[int]:
-        cfg = self.cfg.policy
+    def answer_prompt(self, question: str, role: str = "policy") -> list[int]:
+        cfg = self.model(role)
         messages = [{"role": "user", "content": question}]
-        return self.voices["policy"].tokenizer.render(messages, thinking=cfg.thinking, system=cfg.system_prompt)
+        return self.voices[role].tokenizer.render(messages, thinking=cfg.thinking, system=cfg.system_prompt)
 
     def rubric_prompt(self, question: str, *, training: bool = False) -> list[int]:
         name = self.cfg.compat.train_rubric_prompt if training else ""
         messages = render_prompt(name or self.cfg.rubric.prompt, question=question)
         return self.voices["rubric"].tokenizer.render_messages(messages, thinking=self.cfg.generator.thinking)
 
-    def inference_prompt(self, answer: str) -> list[int]:
-        return self._as_policy(render_prompt(self.cfg.pairs.inference_prompt, answer=answer))
+    def inference_prompt(self, answer: str, role: str = "policy") -> list[int]:
+        return self._as_policy(render_prompt(self.cfg.pairs.inference_prompt, answer=answer), role)
 
-    def conditioned_prompt(self, question: str, rubric: str) -> list[int]:
-        return self._as_policy(render_prompt(self.cfg.pairs.conditioned_prompt, question=question, rubric=rubric))
+    def conditioned_prompt(self, question: str, rubric: str, role: str = "policy") -> list[int]:
+        return self._as_policy(render_prompt(self.cfg.pairs.conditioned_prompt, question=question, rubric=rubric), role)
 
-    def _as_policy(self, messages: list[dict[str, str]]) -> list[int]:
+    def _as_policy(self, messages: list[dict[str, str]], role: str) -> list[int]:
         """A template without a system turn has that of answers."""
-        cfg = self.cfg.policy
-        tokenizer = self.voices["policy"].tokenizer
-        return tokenizer.render_messages(messages, thinking=cfg.thinking, default_system=cfg.system_prompt)
+        cfg = self.model(role)
+        return self.voices[role].tokenizer.render_messages(messages, thinking=cfg.thinking, default_system=cfg.system_prompt)
 
     def raw(self, tokens: np.ndarray | list[int], role: str) -> str:
         """Token ids of a role as text, reasoning included."""
@@ -160,5 +175,5 @@ class Context:
 
     def opened(self, role: str) -> bool:
         """Does the role's prompt already end inside a reasoning block, so that a completion needs no opening tag?"""
-        thinking = self.cfg.policy.thinking if role == "policy" else self.cfg.generator.thinking
+        thinking = self.cfg.generator.thinking if role == "rubric" else self.model(role).thinking
         return self.voices[role].tokenizer.opens_reasoning(thinking)

@@ -15,12 +15,16 @@ from typing import Any
 import numpy as np
 
 from coevo_jax.config import Experiment, RubricConfig
+from coevo_jax.config.several import policy_names
 from coevo_jax.judges import JudgeItem
+from coevo_jax.judges.aggregate import group_kappa, vote
+from coevo_jax.judges.several import Panel
 from coevo_jax.methods.context import Context, request_id
 from coevo_jax.methods.control import ask_heldout, drop_criteria, shape_lengths
 from coevo_jax.methods.fixed_rubrics import fixed_rubric
 from coevo_jax.methods.groups import Group, Member, collect, to_batch
 from coevo_jax.methods.pairs import make_pairs
+from coevo_jax.methods.rewards import panel_rewards, rubric_reward
 from coevo_jax.methods.stage import Batch, Stage, Step
 from coevo_jax.preference.pairs import Pair, add_pairs
 from coevo_jax.records.facts import Facts
@@ -31,19 +35,24 @@ from coevo_jax.text.parse import Parsed
 
 
 def stages(cfg: Experiment) -> list[Stage]:
-    """The schedule: alternating phases, generator first (sequential), or one role alone."""
-    k, out = cfg.schedule.k, []
-    policy = lambda cycle, n: Stage("policy", "policy", cycle, n, policy_batch, counts_as_policy=True)  # noqa: E731
-    rubric = lambda cycle, n: Stage("rubric", "rubric", cycle, n, rubric_batch)  # noqa: E731
+    """The schedule: alternating phases, generator first (sequential), or one role alone. Of several policies each has K updates a
+    cycle, and they take turns in giving the answers of the rubric phase."""
+    k, out, policies = cfg.schedule.k, list[Stage](), policy_names(cfg)
+    rubric = lambda cycle, n: Stage("rubric", "rubric", cycle, n, rubric_batch, policy=policies[cycle % len(policies)])  # noqa: E731
     if cfg.schedule.order == "generator_first":
         total = k * cfg.schedule.cycles
-        return [rubric(0, total), policy(1, total)]
+        return [rubric(0, total), policy_stage("policy", 1, total)]
     for cycle in range(cfg.schedule.cycles):
         if cfg.schedule.order != "generator_only":
-            out.append(policy(cycle, k))
+            out += [policy_stage(name, cycle, k) for name in policies]
         if cfg.schedule.order != "policy_only" and not cfg.generator.frozen:
             out.append(rubric(cycle, k))
     return out
+
+
+def policy_stage(name: str, cycle: int, updates: int) -> Stage:
+    """A phase that trains one policy."""
+    return Stage(name, name, cycle, updates, policy_batch, counts_as_policy=True, policy=name)
 
 
 # ---------------------------------------------------------------------------------------------------- policy phase
@@ -58,13 +67,15 @@ def policy_batch(ctx: Context, step: Step) -> Batch:
     dropped = Facts()
 
     def make(slots: list[int], attempt: int) -> list[Group]:
-        records = {slot: ctx.streams["policy"].next(slot) for slot in slots}
+        records = {slot: ctx.streams[step.policy].next(slot) for slot in slots}
         answers, parsed = _answers_and_rubrics(ctx, step, records, attempt)
         counts["rubric/endpoint_failed"] += len(slots) - len(parsed)
         found = _retry_invalid(ctx, step, records, attempt, parsed, counts)
         found = {slot: drop_criteria(ctx.cfg, rubric, step, slot, attempt, dropped) for slot, rubric in found.items()}
         rubrics.extend(rubric for rubric in found.values() if rubric.criteria)
-        groups = [_answer_group(ctx, slot, attempt, records[slot], answers[slot], found[slot]) for slot in slots if slot in found]
+        groups = [
+            _answer_group(ctx, step, slot, attempt, records[slot], answers[slot], found[slot]) for slot in slots if slot in found
+        ]
         for slot in slots:  # the buffer keeps one answer a slot and update, of a dropped group too
             _store(ctx, step, slot, records[slot], answers[slot][0])
         verdicts.extend(_judge_answers(ctx, step, groups, found, records))
@@ -81,6 +92,7 @@ def policy_batch(ctx: Context, step: Step) -> Batch:
     _add_verdicts(facts, verdicts, ctx.cfg.judge.alarm_failure_share)
     facts.ratio("judge/tie_share", *_ties(groups))
     _add_spread(facts, groups, "judge")
+    _add_seats(facts, ctx, verdicts)
     if ctx.writer is not None:
         facts.total("rubric/endpoint_failed", counts["rubric/endpoint_failed"])
     return to_batch(ctx, step, groups, advantages, facts)
@@ -95,22 +107,22 @@ def _answers_and_rubrics(
     if cfg.compat.policy_rubric_temperature:
         sampling = dataclasses.replace(sampling, temperature=cfg.compat.policy_rubric_temperature)
     ask = [
-        ctx.request(ctx.answer_prompt(records[s]["prompt"]), cfg.schedule.group, "answer", "policy", step.update, cfg.answer,
-                    slot=s, attempt=attempt)
+        ctx.request(ctx.answer_prompt(records[s]["prompt"], step.policy), cfg.schedule.group, "answer", step.policy, step.update,
+                    cfg.answer, slot=s, attempt=attempt)
         for s in slots
     ]  # fmt: skip
     if cfg.rubric.source != "generator":
-        return dict(zip(slots, ctx.generate("policy", ask))), {s: fixed_rubric(cfg.rubric, records[s]) for s in slots}
+        return dict(zip(slots, ctx.generate(step.policy, ask))), {s: fixed_rubric(cfg.rubric, records[s]) for s in slots}
     if ctx.writer is not None:  # the endpoint writes while we sample
         collect = ctx.writer.start([records[s]["prompt"] for s in slots], sampling)
-        answers = ctx.generate("policy", ask)
+        answers = ctx.generate(step.policy, ask)
         return dict(zip(slots, answers)), _written(ctx, slots, collect)
     write = [
         ctx.request(ctx.rubric_prompt(records[s]["prompt"]), 1, "policy_rubric", "rubric", step.update, sampling,
                     slot=s, attempt=attempt)
         for s in slots
     ]  # fmt: skip
-    rubrics, answers = ctx.generate_both(write, ask)
+    rubrics, answers = ctx.generate_both(write, ask, step.policy)
     return dict(zip(slots, answers)), {s: _parse(ctx, r[0]) for s, r in zip(slots, rubrics)}
 
 
@@ -155,11 +167,12 @@ def _retry_invalid(
 
 
 def _answer_group(
-    ctx: Context, slot: int, attempt: int, record: dict[str, Any], answers: list[Completion], rubric: Rubric
+    ctx: Context, step: Step, slot: int, attempt: int, record: dict[str, Any], answers: list[Completion], rubric: Rubric
 ) -> Group:
-    members = [Member(c, ctx.text(c.tokens), None) for c in answers]
+    members = [Member(c, ctx.text(c.tokens, step.policy), None) for c in answers]
     question = record["prompt"]
-    return Group(slot, attempt, ctx.answer_prompt(question), question, record["id"], members, {"rubric": render_rubric(rubric)})
+    prompt = ctx.answer_prompt(question, step.policy)
+    return Group(slot, attempt, prompt, question, record["id"], members, {"rubric": render_rubric(rubric)})
 
 
 def _judge_answers(
@@ -183,7 +196,8 @@ def _judge_answers(
 
 
 def _store(ctx: Context, step: Step, slot: int, record: dict[str, Any], completion: Completion) -> None:
-    ctx.buffer.add(slot, step.policy_updates, record["id"], record["prompt"], completion.tokens, completion.finish)
+    where = ctx.buffer_slot(step.policy, slot)
+    ctx.buffer.add(where, step.policy_updates, record["id"], record["prompt"], completion.tokens, completion.finish)
 
 
 # ---------------------------------------------------------------------------------------------------- rubric phase
@@ -214,7 +228,7 @@ def rubric_batch(ctx: Context, step: Step) -> Batch:
     facts = Facts()
     _add_rubrics(facts, rubrics)
     _add_verdicts(facts, verdicts, ctx.cfg.judge.alarm_failure_share)
-    add_pairs(facts, pairs, asked[0])
+    add_pairs(facts, pairs, asked[0], ctx.cfg.pairs)
     for name, number in sorted(guards.items()):
         facts.total(f"pairs/{name}", number)
     _add_buffer(facts, ctx)
@@ -222,6 +236,8 @@ def rubric_batch(ctx: Context, step: Step) -> Batch:
     facts.share("judge/tie_share", [p["margin"] == 0.0 for p in parts])
     _add_spread(facts, groups, "accepted")
     facts.mean("rubric/pair_accuracy", [p["margin"] > 0 for p in parts])
+    _add_panel(facts, groups)
+    _add_seats(facts, ctx, verdicts)
     return to_batch(ctx, step, groups, advantages, facts)
 
 
@@ -250,32 +266,27 @@ def _judge_rubrics(ctx: Context, step: Step, groups: list[Group], pairs: dict[in
             continue  # the rubric leaves its group
         member.parts |= {"margin": plus.score - minus.score, "accepted": plus.score, "rejected": minus.score}
         _set_reward(member, plus.score, minus.score, 1.0, ctx.cfg.rubric)
+        if isinstance(ctx.judge, Panel):
+            member.note["margins"] = [a - b for a, b in zip(plus.parts, minus.parts)]
+    if isinstance(ctx.judge, Panel):
+        for group in groups:
+            _reward_by_panel(ctx, group, len(ctx.judge.judges))
     return verdicts
+
+
+def _reward_by_panel(ctx: Context, group: Group, judges: int) -> None:
+    """Rewards from the margins of each judge instead of from the combined scores."""
+    members = [m for m in group.members if m.reward is not None]
+    margins = [m.note.get("margins", [0.0] * judges) for m in members]  # none of an invalid rubric
+    rewards = panel_rewards(margins, [m.parts["format"] for m in members], ctx.cfg.rubric, ctx.cfg.panel)
+    for member, reward in zip(members, rewards):
+        member.reward, member.terms = reward, {}
 
 
 def _set_reward(member: Member, accepted: float, rejected: float, fmt: float, cfg: RubricConfig) -> None:
     member.reward = rubric_reward(accepted, rejected, fmt, cfg)
     form = (1 - cfg.alpha) * fmt
     member.terms = {"judge": member.reward - form, "format": form} if cfg.alpha < 1 else {}
-
-
-def rubric_reward(accepted: float, rejected: float, fmt: float, cfg: RubricConfig) -> float:
-    """alpha * base + (1 - alpha) * format, base by cfg.reward (EvoLM section 3 and its reward ablation).
-
-    margin J+ - J-; binary 1 if J+ > J-; separation (1-w) binary + w clip(margin, 0, 1); log_sigmoid log sigma(margin).
-    An invalid rubric has both scores 0 and format 0.
-    """
-    margin = accepted - rejected
-    binary = 1.0 if margin > 0 else 0.0
-    if cfg.reward == "margin":
-        base = margin
-    elif cfg.reward == "binary":
-        base = binary
-    elif cfg.reward == "separation":
-        base = (1 - cfg.separation_weight) * binary + cfg.separation_weight * min(max(margin, 0.0), 1.0)
-    else:
-        base = -float(np.logaddexp(0.0, -margin))
-    return cfg.alpha * base + (1 - cfg.alpha) * fmt
 
 
 # ---------------------------------------------------------------------------------------------------- both phases
@@ -344,8 +355,24 @@ def _add_spread(facts: Facts, groups: list[Group], part: str) -> None:
     facts.mean("judge/group_spread", [float(np.std(own)) for own in scores if len(own) > 1])
 
 
+def _add_panel(facts: Facts, groups: list[Group]) -> None:
+    """Of several judges: on which share of rubrics they all vote alike, Fleiss' kappa (mean over groups), each one's accuracy."""
+    rows = [[m.note["margins"] for m in group.members if "margins" in m.note] for group in groups]
+    facts.mean("panel/agreement", [len({vote(m) for m in own}) == 1 for group in rows for own in group])
+    facts.mean("panel/kappa", [kappa for group in rows if group and (kappa := group_kappa(group)) is not None])
+    for number, margins in enumerate(zip(*[own for group in rows for own in group])):
+        facts.mean(f"panel/pair_accuracy_{number}", [m > 0 for m in margins])
+
+
+def _add_seats(facts: Facts, ctx: Context, verdicts: list[Verdict]) -> None:
+    """Of several judges: on which share of the items each was the one that failed."""
+    for number, name in enumerate(ctx.judge.seats if isinstance(ctx.judge, Panel) else ()):
+        facts.share(f"panel/failure_share_{number}", [v.status != "ok" and v.detail.startswith(f"{name}: ") for v in verdicts])
+
+
 def _pair_note(pair: Pair) -> dict[str, Any]:
     return {
-        "source": pair.source, "gap": pair.gap, "fallback": pair.fallback, "accepted": pair.accepted_text,
-        "rejected": pair.rejected_text, "accepted_ids": pair.accepted_ids.tolist(), "rejected_ids": pair.rejected_ids.tolist(),
+        "source": pair.source, "gap": pair.gap, "fallback": pair.fallback, "writers": pair.writers,
+        "accepted": pair.accepted_text, "rejected": pair.rejected_text, "accepted_ids": pair.accepted_ids.tolist(),
+        "rejected_ids": pair.rejected_ids.tolist(),
     }  # fmt: skip

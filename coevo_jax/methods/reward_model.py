@@ -23,7 +23,7 @@ from coevo_jax.methods.stage import Batch, Stage, Step
 from coevo_jax.records.facts import Facts
 from coevo_jax.text.chat import ChatTokenizer
 
-STREAM = "pairs"
+STREAM = "reward"
 
 
 def stages(cfg: Experiment) -> list[Stage]:

@@ -12,12 +12,14 @@ from coevo_jax.records.facts import Facts
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """Where the run stands. `update` counts all updates and keys every draw; `policy_updates` is the clock of answers' age."""
+    """Where the run stands. `update` counts all updates and keys every draw; `policy`: whose answers the batch holds;
+    `policy_updates`: that policy's, the clock of its answers' age."""
 
     update: int
     policy_updates: int
     cycle: int
     role: str
+    policy: str = "policy"
 
 
 class Behind:
@@ -69,7 +71,8 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """`loss`: 'policy' (cfg.loss), 'sft' or 'reward' (pairs). `counts_as_policy`: do its updates age the stored answers?"""
+    """`loss`: 'policy' (cfg.loss), 'sft' or 'reward' (pairs). `counts_as_policy`: do its updates age the stored answers?
+    `policy`: whose answers its batches hold."""
 
     name: str
     role: str
@@ -79,3 +82,4 @@ class Stage:
     loss: str = "policy"
     counts_as_policy: bool = False
     then_role: str = ""  # whom a second optimizer step of its updates trains
+    policy: str = "policy"

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from coevo_jax.config import Experiment, ModelConfig
+from coevo_jax.config.several import policy_names
 from coevo_jax.errors import UserError, nearest
 from coevo_jax.mesh import RULES, ShardingRules, param_shardings
 from coevo_jax.models import orbax_folder, smollm2
@@ -66,7 +65,7 @@ def load_model(cfg: ModelConfig | str, mesh: Any = None, *, rules: ShardingRules
         return _load_gguf(cfg, path, mesh, rules)
     if (path / orbax_folder.ITEM).is_dir():
         files = sorted(p for p in (path / orbax_folder.ITEM).rglob("*") if p.is_file())
-        return _load_orbax(cfg, OrbaxFolder(str(path)), path, _checked_hash(cfg, files), mesh, rules)
+        return load_orbax(cfg, OrbaxFolder(str(path)), path, _checked_hash(cfg, files), mesh, rules)
     source = SafetensorsFolder(path)
     digest = _checked_hash(cfg, source.files)
     spec = spec_from_hf(read_json(path / "config.json"), str(path / "config.json"))
@@ -101,18 +100,11 @@ def load_with_head(cfg: ModelConfig, mesh: Any = None, *, rules: ShardingRules =
     return dataclasses.replace(model, params=params, spec=spec)
 
 
-def trained_loader(cfg: Experiment) -> Callable[..., LoadedModel]:
-    """How a run loads the weights that it trains: those of a reward model have a scalar head."""
-    if cfg.schedule.mode != "reward":
-        return load_model
-    return functools.partial(load_with_head, std=cfg.reward.head_std, seed=cfg.seed)
-
-
 def critic_source(cfg: Experiment, name: str = "policy") -> ModelConfig:
     """What the critic of the weights `name` begins as: critic.source, else the same as they."""
-    own = cfg.generator.source if name == "rubric" else ""
-    source = cfg.critic.source or own or cfg.policy.source
-    return dataclasses.replace(cfg.policy, source=source, sha256=cfg.policy.sha256 if source == cfg.policy.source else "")
+    own = dict(zip(policy_names(cfg), (cfg.policy, *cfg.policies))).get(name, cfg.policy)
+    source = cfg.critic.source or (cfg.generator.source if name == "rubric" else "") or own.source
+    return dataclasses.replace(own, source=source, sha256=own.sha256 if source == own.source else "")
 
 
 def has_head(path: pathlib.Path) -> bool:
@@ -199,7 +191,7 @@ def _load_bucket(cfg: ModelConfig, mesh: Any, rules: ShardingRules) -> LoadedMod
         raise UserError("a source in a bucket is not read whole, so its sha256 can't be compared", where=cfg.source,
                         expected="an empty sha256, or a local folder")  # fmt: skip
     source = OrbaxFolder(cfg.source)
-    return _load_orbax(cfg, source, _bucket_folder(source), source.hash(), mesh, rules)
+    return load_orbax(cfg, source, _bucket_folder(source), source.hash(), mesh, rules)
 
 
 def _bucket_folder(source: OrbaxFolder) -> pathlib.Path:
@@ -221,10 +213,19 @@ def _bucket_folder(source: OrbaxFolder) -> pathlib.Path:
     return folder
 
 
-def _load_orbax(
-    cfg: ModelConfig, source: OrbaxFolder, folder: pathlib.Path, digest: str, mesh: Any, rules: ShardingRules
+def load_orbax(
+    cfg: ModelConfig,
+    source: OrbaxFolder,
+    folder: pathlib.Path,
+    digest: str,
+    mesh: Any,
+    rules: ShardingRules,
+    scalar: bool = False,
 ) -> LoadedModel:
+    """Parameters from an open Orbax source; folder: config.json and the tokenizer's files; digest: their identity. scalar: they
+    have a scalar head in place of the vocabulary's."""
     spec = spec_from_hf(read_json(folder / "config.json"), f"{source.where}/config.json")
+    spec = dataclasses.replace(spec, scalar=scalar)
     placed = _shardings(spec, mesh, rules)
     if placed is None:
         one = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])

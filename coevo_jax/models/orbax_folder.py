@@ -45,9 +45,11 @@ def _save_args(path: Any, array: Any) -> ocp.SaveArgs:
 
 
 class OrbaxFolder:
-    """An open Orbax source. UserError: it can't be reached, or is none."""
+    """An open Orbax source. UserError: it can't be reached, or is none. item: its subfolder; prefix: of the names of its arrays,
+    where the parameters are a part of what is stored."""
 
-    def __init__(self, source: str):
+    def __init__(self, source: str, item: str = ITEM, prefix: str = ""):
+        self.item, self.prefix = item, prefix
         self.where = source if source.startswith(BUCKET) else str(pathlib.Path(source).absolute())
         self._context = ts.Context({"cache_pool": {"total_bytes_limit": CACHE_BYTES}})
         self._store = _store(self.where)
@@ -55,7 +57,7 @@ class OrbaxFolder:
             self._files = ts.KvStore.open(self._store, context=self._context).result()
         except (ValueError, OSError) as error:
             raise self._unreadable(error) from error
-        tree = self.read_file(f"{ITEM}/_METADATA")
+        tree = self.read_file(f"{item}/_METADATA")
         if tree is None:
             raise UserError("no Orbax folder is there", where=self.where, expected=EXPECTED)
         try:
@@ -63,7 +65,8 @@ class OrbaxFolder:
             keys = [[part["key"] for part in item["key_metadata"]] for item in self._metadata["tree_metadata"].values()]
         except (ValueError, KeyError, TypeError) as error:
             raise self._unreadable(error) from error
-        self.names = {".".join(map(str, key)) for key in keys}
+        names = [".".join(map(str, key)) for key in keys]
+        self.names = {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
 
     def read_file(self, name: str) -> bytes | None:
         """The bytes of a file, None when it is absent."""
@@ -75,7 +78,7 @@ class OrbaxFolder:
 
     def hash(self) -> str:
         """Identity of what is stored, without reading it: every write makes new names of data files, which the manifest lists."""
-        parts = [self.read_file(f"{ITEM}/{name}") or b"" for name in ("_METADATA", "manifest.ocdbt")]
+        parts = [self.read_file(f"{self.item}/{name}") or b"" for name in ("_METADATA", "manifest.ocdbt")]
         return "part:" + hashlib.sha256(b"\0".join(parts)).hexdigest()
 
     def params(self, spec: ModelSpec, dtype: Any, shardings: Any) -> Any:
@@ -98,9 +101,10 @@ class OrbaxFolder:
 
     def _open(self, name: str) -> ts.TensorStore:
         driver = "zarr3" if self._metadata.get("use_zarr3") else "zarr"
-        kvstore: Any = {"driver": "ocdbt", "base": self._within(f"{ITEM}/"), "path": f"{name}/"}
+        path = self.prefix + name
+        kvstore: Any = {"driver": "ocdbt", "base": self._within(f"{self.item}/"), "path": f"{path}/"}
         if not self._metadata.get("use_ocdbt", True):
-            kvstore = self._within(f"{ITEM}/{name}/")
+            kvstore = self._within(f"{self.item}/{path}/")
         try:
             return ts.open({"driver": driver, "kvstore": kvstore}, open=True, context=self._context).result()
         except (ValueError, OSError) as error:

@@ -71,6 +71,9 @@ def config(args: argparse.Namespace, overrides: list[str]) -> Experiment:
     validate(cfg)
     if cfg.schedule.mode != "evolm":
         raise UserError(f"schedule.mode={cfg.schedule.mode} has no plan yet", where="schedule.mode", expected="evolm")
+    several = {"panel.judges": cfg.panel.judges, "policies": cfg.policies, "pairs.frozen_models": cfg.pairs.frozen_models}
+    if found := [key for key, items in several.items() if items]:  # which a plan would leave out of its sums
+        raise UserError(f"{found[0]} has no plan yet", where=found[0], expected="one policy and one judge")
     return cfg
 
 

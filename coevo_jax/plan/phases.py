@@ -63,6 +63,9 @@ def residents(s: Slice) -> dict[str, int]:
     the judge's weights."""
     out: dict[str, int] = {}
     for role, spec in s.trained.items():
+        if not s.learns(role):  # held for decoding alone
+            out[f"{role} decode copy"] = device_bytes(ahead.weights(spec, s.mesh, s.cfg.policy.dtype))
+            continue
         params = device_bytes(trained_params(s, spec))
         out[f"{role} parameters"] = params
         out[f"{role} moments"] = device_bytes(train_state(s, spec)) - params

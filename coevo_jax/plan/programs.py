@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from coevo_jax import aot
 from coevo_jax.config import Experiment, api_model, judge_sampler
+from coevo_jax.config.validate import generator_learns
 from coevo_jax.learn.losses import resolve_loss
 from coevo_jax.learn.packing import TokenBatch
 from coevo_jax.learn.publish import make_publish
@@ -86,9 +87,13 @@ class Slice:
     def _cut(self, spec: ModelSpec) -> ModelSpec:
         return dataclasses.replace(spec, layers=min(self.layers or spec.layers, spec.layers))
 
+    def learns(self, role: str) -> bool:
+        """Does the run train this role's own weights?"""
+        return role == "policy" or generator_learns(self.cfg)
+
     @property
     def trained(self) -> dict[str, ModelSpec]:
-        """Sets of trained weights by role."""
+        """Sets of weights by role, trained but for a generator that nothing trains (`learns`)."""
         return {"policy": self.policy} | ({"rubric": self.generator} if self.generator else {})
 
     @functools.cached_property
@@ -238,12 +243,13 @@ def programs(s: Slice) -> dict[str, Callable[[], Planned]]:
         if spec in made:  # one program serves both models
             continue
         made[spec] = role
-        out[f"{role} update"] = functools.partial(update_program, s, spec, role)
-        if cfg.loss.kl_weight > 0:
-            out[f"{role} reference log-probs"] = functools.partial(logprobs, s, spec, role, True)
-        if cfg.update.inner_iterations > 1:
-            out[f"{role} old log-probs"] = functools.partial(logprobs, s, spec, role, False)
-        out[f"{role} publish"] = functools.partial(publish_program, s, spec, role)
+        if s.learns(role):
+            out[f"{role} update"] = functools.partial(update_program, s, spec, role)
+            if cfg.loss.kl_weight > 0:
+                out[f"{role} reference log-probs"] = functools.partial(logprobs, s, spec, role, True)
+            if cfg.update.inner_iterations > 1:
+                out[f"{role} old log-probs"] = functools.partial(logprobs, s, spec, role, False)
+            out[f"{role} publish"] = functools.partial(publish_program, s, spec, role)
         engine = s.engine if spec == s.policy else Engine(spec, cfg.sampler, STOP_IDS, mesh=s.mesh)
         out[f"{role} prefill"] = functools.partial(prefill_program, engine, f"{role} prefill")
         out[f"{role} decode"] = functools.partial(decode_program, s, engine, f"{role} decode")

@@ -12,15 +12,16 @@ from coevo_jax.errors import UserError
 from coevo_jax.preference.buffer import hashed
 from coevo_jax.records.facts import Facts
 
-SOURCES = ("temporal", "inferred", "conditioned")
+SOURCES = ("temporal", "inferred", "conditioned", "frozen", "dataset")
+OWN = ("temporal", "inferred", "conditioned")  # sources that ask the policy for an answer to the pair's question
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pair:
     """One preference pair: the judge should score `accepted` above `rejected`.
 
-    ids: int32 tokens as sampled, texts: the same decoded. gap: policy updates between the two (temporal only).
-    fallback: why the source's rule was not met, else None.
+    ids: int32 tokens as sampled (none of a data set's), texts: the same decoded. gap: policy updates between the two (temporal
+    only). fallback: why the source's rule was not met, else None. writers: the frozen policies that gave the two (frozen only).
     """
 
     slot: int
@@ -33,6 +34,7 @@ class Pair:
     source: str
     gap: int | None = None
     fallback: str | None = None
+    writers: tuple[str, str] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +78,15 @@ class PairPlan:
         return ("pair draw", seed, update, slot, attempt)
 
 
-def add_pairs(facts: Facts, pairs: Iterable[Pair], asked: int) -> None:
-    """Shares by source and fallback, gap statistics, and the share of `asked` pairs that could not be made."""
+def gap_bins(config: PairConfig) -> list[tuple[int, int]]:
+    """(lowest, highest) gap of each bin of the histogram, doubling from 1 to what the buffer holds."""
+    lows = [1 << i for i in range(max(config.per_slot, 1).bit_length())]
+    return [(low, 2 * low - 1) for low in lows]
+
+
+def add_pairs(facts: Facts, pairs: Iterable[Pair], asked: int, config: PairConfig = PairConfig()) -> None:
+    """Shares by source and fallback, the gaps' least, mean, most and histogram, and the share of `asked` pairs that could not be
+    made. A gap beyond the last bin counts in it."""
     made = list(pairs)
     gaps = [pair.gap for pair in made if pair.gap is not None]
     for name in SOURCES:
@@ -87,3 +96,9 @@ def add_pairs(facts: Facts, pairs: Iterable[Pair], asked: int) -> None:
     facts.mean("pairs/gap_mean", gaps)
     facts.add("least", "pairs/gap_min", gaps)
     facts.add("most", "pairs/gap_max", gaps)
+    bins = gap_bins(config)
+    for low, high in bins if gaps else ():
+        last = (low, high) == bins[-1]
+        facts.mean(f"pairs/gap_share_{low}_{'up' if last else high}", [low <= gap and (last or gap <= high) for gap in gaps])
+    for first, second in sorted({pair.writers for pair in made if pair.writers is not None}):
+        facts.total(f"pairs/{first}_over_{second}", sum(pair.writers == (first, second) for pair in made))

@@ -198,6 +198,19 @@ class Checkpoints:
         hosts, arrays = [host["host"] for host, _ in parts], [array for _, array in parts]
         return Restored(step, state, hosts[0], arrays[0], skipped, hosts, arrays, dict(self._references))
 
+    def good(self, step: int | None = None) -> tuple[int, pathlib.Path, list[str]]:
+        """(step, folder, why newer ones were passed over) of the newest good checkpoint, or of a step's. UserError: none."""
+        self.wait()
+        steps = self._steps()
+        chosen, skipped = self._choose([item for item in steps if step in (None, item[0])])
+        if chosen is None:
+            what, expected = "the run has no checkpoint yet", "a run that has saved once"
+            if steps:
+                what = "the run has no good checkpoint" + (f" of update {step}" if step is not None else "")
+                expected = f"one of the updates {', '.join(str(item[0]) for item in steps)}"
+            raise UserError("; ".join([what, *skipped]), where=str(self.folder), expected=expected)
+        return chosen[0], chosen[2], skipped
+
     def latest_step(self) -> int | None:
         """The step of the newest checkpoint by name; it is not checked."""
         steps = self._steps()

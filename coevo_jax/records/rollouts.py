@@ -12,7 +12,7 @@ from typing import Any
 from coevo_jax.errors import UserError
 from coevo_jax.records.files import disk_errors, dumps, write_atomic
 
-_NAME = re.compile(r"update_(\d+)_([a-z_]+?)(?:\.p(\d+))?\.jsonl")
+_NAME = re.compile(r"update_(\d+)_([a-z_][a-z_\d]*?)(?:\.p(\d+))?\.jsonl")
 
 
 def rollout_path(folder: pathlib.Path, update: int, role: str, process: int = 0) -> pathlib.Path:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import IO, Any
 
+from coevo_jax.config.several import rule_of
 from coevo_jax.errors import UserError
 from coevo_jax.records.files import disk_errors, dumps, plain, write_atomic
 
@@ -34,7 +35,7 @@ _REACH = (
 )
 FREE_KEYS = ("run", *(f"{role}.endpoint.{name}" for role in ("judge", "generator") for name in _REACH))
 # Inputs into which a saved cursor points: another content can't be allowed.
-FIXED_INPUTS = ("data.prompts", "warmup.data")
+FIXED_INPUTS = ("data.prompts", "warmup.data", "pairs.data")
 ALLOW_INPUTS = "run.allow_changed_inputs"
 
 
@@ -193,10 +194,12 @@ def _write_inputs(path: pathlib.Path, known: dict[str, Any], inputs: Mapping[str
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{'a': {'b': 1}} -> {'a.b': 1}; an empty group keeps its own key."""
+    """{'a': {'b': 1}} -> {'a.b': 1}, {'a': [{'b': 1}]} -> {'a.0.b': 1}; an empty group keeps its own key."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
         name = f"{prefix}{key}"
+        if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+            value = dict(enumerate(value))
         if isinstance(value, Mapping) and value:
             flat.update(flatten(value, name + "."))
         else:
@@ -205,12 +208,13 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def config_differences(stored: Mapping[str, Any], config: Mapping[str, Any], ignore: Iterable[str] = FREE_KEYS) -> list[str]:
-    """Lines 'key: stored -> wanted' of every key outside `ignore` on which two configs differ."""
+    """Lines 'key: stored -> wanted' of every key outside `ignore` on which two configs differ. What is free in a record is so in
+    the lists of such records."""
     old, new = flatten(stored), flatten(config)
     free = tuple(ignore)
     lines = []
     for key in sorted(old.keys() | new.keys()):
-        if any(key == name or key.startswith(name + ".") for name in free):
+        if any(rule_of(key) == name or rule_of(key).startswith(name + ".") for name in free):
             continue
         left, right = (dumps(side[key]) if key in side else "absent" for side in (old, new))
         if left != right:

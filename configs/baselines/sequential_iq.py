@@ -4,7 +4,8 @@ policy under the frozen generator.
     python run.py --config=configs/baselines/sequential_iq.py --workdir=/mnt/shared/sequential_iq \
         --config.policy.source=/models/Qwen3-8B --config.judge.source=/models/Qwen3-1.7B --config.data.prompts=tulu3_prompts.jsonl
 
-Data, policy and updates: those of configs/evolm_qwen3_8b.py. Hardware: a v5p-16 or v4-32 slice; never run on a TPU.
+Data, policy and updates: those of configs/evolm_qwen3_8b.py. Hardware: two models, so sized as
+configs/evolm_qwen3_8b_two_models.py, for v4:2x2x4; never run on a TPU.
 Expected by the paper: RewardBench 2 47.2, JudgeBench 48.6 (the rubrics); 12-task average 68.0 (the policy). Its number of
 generator updates isn't published; here 500, as many as the policy's.
 """
@@ -23,6 +24,10 @@ def get_config() -> Experiment:
             "schedule.cycles=1",
             "schedule.k=500",
             "generator.mode=two",
+            "sampler.slots=40",
+            "sampler.length_classes=24,3072;12,8192;4,19456",
+            "judge.length_classes=24,6144;8,12288;4,40960",
+            "update.remat=attention+qkv+residual",
             "pairs.temporal=0",
             "pairs.inferred=1",
         ],

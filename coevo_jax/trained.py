@@ -1,0 +1,90 @@
+"""The weights of a run as a model source: 'run:FOLDER', with '#rubric' or '#policy_1' behind it for other weights than the first
+ones, and '@UPDATE' for another checkpoint than the newest: 'run:runs/evolm#rubric@500'."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import re
+import sys
+from typing import Any
+
+from coevo_jax.config import Experiment, ModelConfig, api_model
+from coevo_jax.config.override import from_dict
+from coevo_jax.config.several import policy_names
+from coevo_jax.config.validate import generator_learns
+from coevo_jax.errors import UserError, nearest
+from coevo_jax.mesh import RULES, ShardingRules
+from coevo_jax.models.load import LoadedModel, critic_source, load_model, load_orbax, tokenizer_folder
+from coevo_jax.models.orbax_folder import OrbaxFolder
+from coevo_jax.records.checkpoint import Checkpoints
+from coevo_jax.records.run_folder import read_config
+
+RUN = "run:"
+STATE = "state"  # of a checkpoint: the trained weights by name, each with params, opt_state and step
+
+
+def load(cfg: ModelConfig, mesh: Any = None, *, rules: ShardingRules = RULES, prefer: str = "policy") -> LoadedModel:
+    """load_model, which knows a run's weights too. prefer: which of them where the source names none."""
+    if not cfg.source.startswith(RUN):
+        return load_model(cfg, mesh, rules=rules)
+    folder, weights, update = split(cfg.source)
+    return load_trained(folder, weights, cfg, mesh, rules=rules, update=update, prefer=prefer)[0]
+
+
+def split(source: str) -> tuple[pathlib.Path, str, int | None]:
+    """(folder, weights or '', update or None) of a source 'run:FOLDER#WEIGHTS@UPDATE'."""
+    match = re.fullmatch(r"(.+?)(?:#(\w+))?(?:@(\d+))?", source.removeprefix(RUN))
+    if match is None:
+        raise UserError(f"{source!r} names no run", where=source, expected="run:FOLDER, run:FOLDER#WEIGHTS or run:FOLDER@UPDATE")
+    return pathlib.Path(match[1]).expanduser(), match[2] or "", int(match[3]) if match[3] else None
+
+
+def load_trained(
+    run: pathlib.Path, weights: str = "", cfg: ModelConfig | None = None, mesh: Any = None, *, rules: ShardingRules = RULES,
+    update: int | None = None, prefer: str = "policy",
+) -> tuple[LoadedModel, int]:  # fmt: skip
+    """Weights of a run's newest good checkpoint, or of that of an update, as a model, and the checkpoint's number of updates. The
+    optimizer's state is not read. cfg: the dtype; by default that of the run.
+
+    UserError: no run folder, no checkpoint, or no such weights (single-model mode has 'policy' alone).
+    """
+    if not (run / "config.json").is_file() or not (run / "checkpoints").is_dir():
+        raise UserError("not a run folder", where=str(run), expected="config.json and checkpoints/ of a run")
+    run_cfg = from_dict(Experiment, read_config(run), where=str(run / "config.json"))
+    sources = trained_sources(run_cfg)
+    weights = weights or (prefer if prefer in sources else "policy")
+    if weights not in sources:
+        raise UserError(f"the run trained no weights {weights!r}", where=str(run), expected=f"one of {', '.join(sources)}",
+                        nearest=nearest(weights, sources))  # fmt: skip
+    checkpoints = Checkpoints(run / "checkpoints")
+    try:
+        step, path, skipped = checkpoints.good(update)
+    finally:
+        checkpoints.close()
+    for reason in skipped:
+        print(f"checkpoint skipped: {reason}", file=sys.stderr)
+    stored = OrbaxFolder(str(path), STATE, f"{weights}.params.")
+    wanted = dataclasses.replace(cfg or sources[weights], source=f"{RUN}{run}#{weights}@{step}")
+    folder = tokenizer_folder(_base(sources[weights].source))
+    scalar = weights.startswith("critic_") or run_cfg.schedule.mode == "reward"
+    return load_orbax(wanted, stored, folder, stored.hash(), mesh, rules, scalar), step
+
+
+def _base(source: str) -> str:
+    """The source that a run began with, itself a run's or not: it holds the shapes and the tokenizer."""
+    while source.startswith(RUN):
+        folder, weights, _ = split(source)
+        sources = trained_sources(from_dict(Experiment, read_config(folder), where=str(folder / "config.json")))
+        source = sources.get(weights, sources["policy"]).source
+    return source
+
+
+def trained_sources(cfg: Experiment) -> dict[str, ModelConfig]:
+    """Where the weights that a run trains came from, by name."""
+    sources = dict(zip(policy_names(cfg), (cfg.policy, *cfg.policies)))
+    if cfg.generator.mode == "two" and not api_model(cfg.generator.source) and generator_learns(cfg):
+        sources["rubric"] = dataclasses.replace(cfg.policy, source=cfg.generator.source or cfg.policy.source, sha256="")
+    if cfg.advantage.kind == "gae":  # a critic for each that trains
+        sources |= {f"critic_{name}": critic_source(cfg, name) for name in list(sources)}
+    return sources

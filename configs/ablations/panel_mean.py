@@ -1,0 +1,26 @@
+"""Two judges, Qwen3-1.7B and Llama-3.1-8B-Instruct: scores and margins are the means of theirs.
+
+    python run.py --config=configs/ablations/panel_mean.py --workdir=/mnt/shared/panel_mean
+    python run.py --config=configs/ablations/panel_mean.py --config.scale=smoke  # on a CPU
+
+Hardware: no plan was compiled for it; the other flags (sources, data) of configs/evolm_qwen3_8b.py apply here too;
+never run on a TPU.
+Paper (arXiv 2605.03871): the two-judge rows; no number is known here. The released second judge is Llama-3-8B-Instruct,
+whose 8,192 tokens would cut all to that length; here it is 3.1.
+Expected: margins are less often decided by one judge's slip; the share of rubrics on which both agree is
+panel/agreement.
+"""
+
+import dataclasses
+
+from coevo_jax.config import Experiment, PanelConfig, Sampling
+from configs.evolm_qwen3_8b import get_config as main
+
+
+def get_config() -> Experiment:
+    cfg = main()
+    llama = dataclasses.replace(
+        cfg.judge, source="/models/Llama-3.1-8B-Instruct", thinking=False, length_classes=((32, 6144), (16, 28672)),
+        sampling=Sampling(temperature=0.6, top_p=0.95, max_new_tokens=2048),
+    )  # fmt: skip
+    return dataclasses.replace(cfg, name="panel_mean", panel=PanelConfig(judges=(llama,)))

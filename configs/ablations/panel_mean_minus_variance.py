@@ -1,0 +1,24 @@
+"""Two judges, joined otherwise: the share of votes less 1 - Fleiss' kappa of the group.
+
+    python run.py --config=configs/ablations/panel_mean_minus_variance.py --workdir=/mnt/shared/panel_mean_minus_variance
+    python run.py --config=configs/ablations/panel_mean_minus_variance.py --config.scale=smoke  # on a CPU
+
+Hardware: no plan was compiled for it; the other flags (sources, data) of configs/evolm_qwen3_8b.py apply here too;
+never run on a TPU.
+Paper (arXiv 2605.03871): a row of the ablation over how several judges are joined; its number is not known here.
+Expected: as with the share of votes: kappa is one number a group and moves no advantage inside it.
+"""
+
+from coevo_jax.config import Experiment
+from coevo_jax.config.override import apply_overrides
+from configs.ablations.panel_mean import get_config as main
+
+CHANGES = (
+    "name=panel_mean_minus_variance",
+    "panel.aggregate=mean_minus_variance",
+    "rubric.reward=binary",
+)
+
+
+def get_config() -> Experiment:
+    return apply_overrides(main(), CHANGES)
