@@ -15,6 +15,7 @@ REQUIRED = [
     "sentencepiece>=0.2",
     "tensorstore>=0.1.75",
     "numpy>=2.0",
+    "scipy>=1.13",  # JAX needs it too; Student's t of a sweep
     "absl-py>=2.1",
     "safetensors>=0.5",  # Hugging Face weight files, read slice by slice
     "gguf>=0.17",  # the embedded model is a GGUF file

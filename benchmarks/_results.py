@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from coevo_jax.records.figures import pyplot, save_figure
+
 HEADERS = {
     "rubrics": ["run", "seed", "updates", "valid share", "difference", "margin", "difference", "pair accuracy", "difference",
                 "distinct criteria", "minutes", "machine"],
@@ -68,11 +70,7 @@ def add_row(path: pathlib.Path, found: dict[str, Any]) -> None:
 
 def learning_plot(folder: pathlib.Path, found: dict[str, Any], rows: list[dict[str, Any]]) -> pathlib.Path:
     """Training curve at the left, both ends on held-out questions with their intervals at the right."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3), dpi=90, width_ratios=(2, 1), layout="constrained")
     trend = TREND[found["what"]]
     for stage in dict.fromkeys(row["stage"] for row in rows):
@@ -92,9 +90,5 @@ def learning_plot(folder: pathlib.Path, found: dict[str, Any], rows: list[dict[s
     right.set_title("held out, 95 %", fontsize=9)
     right.axhline(0, color="black", linewidth=0.5)
     right.legend(fontsize=7)
-    folder.mkdir(parents=True, exist_ok=True)
     words = [found["what"], *(o for o in found["overrides"] if not o.startswith("seed=")), f"seed{found['seed']}"]
-    path = folder / ("_".join(words).replace("/", "-").replace("=", "-").replace(":", "-") + ".png")
-    figure.savefig(path)
-    plt.close(figure)
-    return path
+    return save_figure(figure, folder, "_".join(words).replace("/", "-").replace("=", "-").replace(":", "-"), ("png",))[0]

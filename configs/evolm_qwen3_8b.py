@@ -6,18 +6,17 @@
         --config.policy.source=/models/Qwen3-8B --config.judge.source=/models/Qwen3-1.7B --config.data.prompts=tulu3_prompts.jsonl
 
 Data: the first user turns of the Tulu 3 preference mixture, about 271K prompts after deduplication.
-Hardware: a v5p-16 or v4-32 slice; this code was never run on a TPU.
-Expected by the paper: RewardBench 2 46.0, 12-task average 69.3.
+Hardware: a v4-32, a v5p-16 or, with update.remat=attention+qkv+residual, a v5e-64: by its plans (docs/performance.md); this code
+was never run on a TPU.
+Expected by the paper: RewardBench 2 46.0, JudgeBench 44.4, 12-task average 69.3. docs/paper.md has every setting's place in it.
 
-Where the released code differs, the paper is followed; each difference has a switch:
+Where the released code differs and a switch brings that back (docs/paper.md has all differences):
   compat.train_rubric_prompt=rubric_long    the trained rubric prompt is not the deployed one
   compat.policy_rubric_temperature=0.6      rubrics for rewards are drawn colder than in training
   compat.buffer_entries=2048                one global first-in-first-out buffer; the gap is then about [20, 31]
   compat.pack_mean=true                     loss averaged within a packed row, then over rows
   compat.failed_to_mean=true                a failed verdict takes the mean of its group
   compat.top_p=0.95                         truncated sampling while the loss uses the whole vocabulary
-  pairs.temporal=1 pairs.inferred=1 pairs.conditioned=1   its default mixture of three signals
-  generator.mode=two                        the rubric phase leaves the policy's weights alone
   rubric.reward=binary rubric.alpha=1.0 rubric.prompt=rubric_long   the defaults of the released launch files
 """
 

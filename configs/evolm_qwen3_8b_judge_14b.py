@@ -3,9 +3,8 @@
     python run.py --config=configs/evolm_qwen3_8b_judge_14b.py --workdir=/mnt/shared/evolm_judge_14b \
         --config.policy.source=/models/Qwen3-8B --config.judge.source=/models/Qwen3-14B --config.data.prompts=tulu3_prompts.jsonl
 
-Hardware: with int8 weights of the judge sized for v4:2x2x4 (docs/performance.md, 'Plans'; tpu/plan.py compiles it for a slice);
-it was never run on a TPU.
-Expected: nothing is known; the paper judges with Qwen3-1.7B.
+Hardware: with int8 weights of the judge it fits v4:2x2x4 by its plan (docs/performance.md); it was never run on a TPU.
+Expected by the paper (Table 19): RewardBench 2 67.6, JudgeBench 65.3, 12-task average 69.0.
 """
 
 import dataclasses

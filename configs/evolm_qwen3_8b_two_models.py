@@ -3,8 +3,8 @@
     python run.py --config=configs/evolm_qwen3_8b_two_models.py --workdir=/mnt/shared/evolm_two \
         --config.policy.source=/models/Qwen3-8B --config.judge.source=/models/Qwen3-1.7B --config.data.prompts=tulu3_prompts.jsonl
 
-Hardware: sized for v4:2x2x4 (docs/performance.md, 'Plans'; tpu/plan.py compiles it for a slice); it was never run on a TPU.
-Expected: as the main experiment, whose released code trains two models.
+Hardware: fits v4:2x2x4 by its plan (docs/performance.md); it was never run on a TPU.
+Expected by the paper (Table 17): RewardBench 2 48.4, JudgeBench 45.7, 12-task average 69.3.
 """
 
 import dataclasses

@@ -334,6 +334,8 @@ def test_a_kernel_whose_metadata_takes_several_lines_does_not_end_the_computatio
     blocks = 10  # of 16, those on and under the diagonal
     assert found.flops == 2 * 2 * 512 * 512 * 128 * 32 * blocks and found.by_category["attention"]["flops"] == found.flops
     assert found.unknown_kernels == ()
+    looped = program_cost(text.replace("splash_mha_fwd.2", "closed_call.2"), CHIP)  # in a loop over rows; op_name still says it
+    assert looped.unknown_kernels == () and looped.by_category["attention"] == found.by_category["attention"]
 
 
 def test_blocks_of_splash_by_pass_and_window():

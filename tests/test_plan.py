@@ -24,7 +24,7 @@ from coevo_jax.plan.compiled import Compiled, Program
 from coevo_jax.plan.lengths import Lengths, drain_of
 from coevo_jax.plan.phases import Phase, advice, beside, budget_of, phases, residents
 from coevo_jax.plan.programs import Slice, batch, programs
-from coevo_jax.plan.step import Workload, model_step, packed_rows, text_lengths
+from coevo_jax.plan.step import Workload, drain_on_host, model_step, packed_rows, text_lengths
 
 GIB = 2**30
 MAIN = str(REPO / "configs" / "evolm_qwen3_8b.py")
@@ -140,6 +140,8 @@ def test_rows_drain_through_the_slots():
     assert drain_of(((2, 128),), lengths, 6, 32, 0).dispatches == 6  # 3 rows after another, 2 dispatches each
     late = drain_of(((2, 128),), lengths, 6, 32, 1)
     assert late.dispatches == 8 and late.rows == pytest.approx(6 * 64 / (8 * 32))
+    s, uneven = slice_of(), Lengths(np.full(256, 10), np.repeat([64, 640], 128), "")
+    assert drain_on_host(s, s.engine, uneven, 256).dispatches >= 10  # the second host's share decides
     moved = drain_of(((2, 40), (1, 128)), lengths, 2, 32, 0)  # both outgrow their class; one waits for the other's place
     assert moved.dispatches == 5  # 30 steps to its end, 34 steps of one and then of the other
 
@@ -180,7 +182,7 @@ def test_the_plan_as_json_and_text(tmp_path, monkeypatch):
     assert out["step_seconds"] == pytest.approx((policy + rubric) / 2)
     assert policy == pytest.approx(sum(p["policy"] for p in out["step"].values()))
     assert out["chip_hours"] == pytest.approx(10 * 50 * (policy + rubric) * 8 / 3600)
-    runs = by["judge decode"]["runs"]
+    runs = by["judge prefill"]["runs"]
     assert runs["rubric"] > runs["policy"] > 0  # two answers a rubric
     text = report.as_text(s, found, step, work)
     assert "never run" in text and "every phase fits: yes" in text and "not measured" in text

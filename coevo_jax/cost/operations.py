@@ -207,7 +207,9 @@ class Operations:
         """FLOPs and traffic of a Pallas kernel, and whether they are known: by the caller, by name, by its own estimate."""
         table = self.table(computation)
         operands = tuple(a for name in i.operands for a in arrays(table[name].shape))
-        kernel = Kernel(i.name, operands, arrays(i.shape))
+        path = re.search(r'op_name="([^"]*)"', i.attributes)  # inside a loop over rows the call's own name says nothing
+        name = i.name if path is None or not i.name.startswith("closed_call") else f"{i.name} {path[1]}"
+        kernel = Kernel(name, operands, arrays(i.shape))
         found = (self.kernels and self.kernels(kernel)) or splash(kernel)
         if found:
             return *found, True

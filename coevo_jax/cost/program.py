@@ -196,7 +196,7 @@ class _Walk:
             return
         if target and target[1] == "tpu_custom_call":
             flops, size, known = self.of.kernel(computation, i)
-            category = "attention" if "attention" in i.name or "splash" in i.name else "kernel"
+            category = "attention" if re.search("attention|splash", i.name + _op_name(i)) else "kernel"
             if not known:
                 tally.unknown_kernels = tuple(sorted({*tally.unknown_kernels, re.sub(r"\.\d+$", "", i.name)}))
         else:

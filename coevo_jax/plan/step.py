@@ -295,11 +295,15 @@ def prefilled(prompts: np.ndarray, engine: Any) -> tuple[int, float]:
 
 
 def drain_on_host(s: Slice, engine: Any, lengths: Lengths, count: int) -> Drain:
-    """One host's share of the rows through its share of the slots."""
+    """A host's share of the rows through its share of the slots: of the host that takes longest, since all wait for it."""
     hosts = math.prod(s.mesh.shape[axis] for axis in ("data", "fsdp"))
     classes = tuple((n // hosts, size) for n, size in engine.classes)
     own = -(-count // hosts)
-    return drain_of(classes, lengths, own, engine.cfg.steps_per_dispatch, engine.cfg.read_lag)
+    shares = [
+        Lengths(*(x[i : i + own] for x in (lengths.prompts, lengths.completions)), lengths.text) for i in range(0, count, own)
+    ]
+    drains = [drain_of(classes, x, len(x.prompts), engine.cfg.steps_per_dispatch, engine.cfg.read_lag) for x in shares]
+    return max(drains, key=lambda drain: drain.dispatches)
 
 
 def _add(figures: dict[str, Figures], program: Program, s: Slice, i: int, runs: float, cost: Any = None) -> Figures:

@@ -107,7 +107,7 @@ def open_run(
     _check_is_run_folder(path)
     with disk_errors(path, "create the run folder"):
         path.mkdir(parents=True, exist_ok=True)
-        lock = _take_lock(path)
+        lock = take_lock(path)
     try:
         stored = read_config(path) if (path / CONFIG).exists() else None
         if stored is not None:
@@ -133,7 +133,7 @@ def check_run(workdir: str | os.PathLike[str], config: Mapping[str, Any], *, ign
     _check_is_run_folder(path)
     if (path / LOCK).exists():
         with disk_errors(path, "read the run folder"):
-            _take_lock(path).close()
+            take_lock(path).close()
     if (path / CONFIG).exists():
         _check_may_resume(path, read_config(path), plain(dict(config)), tuple(ignore), resume=True)
 
@@ -273,8 +273,8 @@ def _free(names: tuple[str, ...]) -> str:
     return ", ".join(groups) + (", how an endpoint is reached" if len(groups) < len(names) else "")
 
 
-def _take_lock(path: pathlib.Path) -> IO[str]:
-    """An advisory lock that the kernel drops when the process dies, so a kill never leaves a stale one."""
+def take_lock(path: pathlib.Path, what: str = "run folder") -> IO[str]:
+    """An advisory lock that the kernel drops when the process dies, so a kill never leaves a stale one. UserError: it is held."""
     lock = open(path / LOCK, "a+", encoding="utf-8")  # noqa: SIM115 - held until RunFolder.close
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -283,7 +283,7 @@ def _take_lock(path: pathlib.Path) -> IO[str]:
         owner = lock.read().strip() or "unknown"
         lock.close()
         raise UserError(
-            f"another process works on this run folder ({owner})",
+            f"another process works on this {what} ({owner})",
             where=str(path),
             expected="to stop it first, or another --workdir",
         ) from None

@@ -5,7 +5,7 @@
 
 Hardware: no plan was compiled for it; the other flags (sources, data) of configs/evolm_qwen3_8b.py apply here too;
 never run on a TPU.
-Paper (arXiv 2605.03871): its rows of several co-evolving policies; their numbers are not known here.
+Paper (arXiv 2605.03871): no such row. The released code has a config for it.
 Expected: rubrics that serve more than one policy; each policy's pairs come every other cycle.
 """
 

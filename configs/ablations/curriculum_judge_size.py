@@ -6,8 +6,8 @@ turn comes.
 
 Hardware: no plan was compiled for it; the other flags (sources, data) of configs/evolm_qwen3_8b.py apply here too;
 never run on a TPU.
-Paper (arXiv 2605.03871): its judge-size curriculum (32B, 14B, 8B, 4B from cycles 0, 3, 6 and 8); its number is not
-known here.
+Paper (arXiv 2605.03871): no such row. The released code has a config for it: 32B, 14B, 8B, 4B from cycles 0, 3, 6 and
+8.
 Expected: the generator begins with a judge that reads its rubrics well and ends with one that needs them clear.
 """
 

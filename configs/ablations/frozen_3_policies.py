@@ -6,8 +6,8 @@ trains.
 
 Hardware: no plan was compiled for it; the other flags (sources, data) of configs/evolm_qwen3_8b.py apply here too;
 never run on a TPU.
-Paper (arXiv 2605.03871): its rows of several frozen policies, whose answers the judge itself orders under a fresh
-rubric. Here the order is stated: a label that the system in training makes is circular. Its numbers are not known here.
+Paper (arXiv 2605.03871): no such row. In the released code, which has a config for it, the judge itself orders the
+answers under a fresh rubric. Here the order is stated: a label that the system in training makes is circular.
 Expected: rubrics that tell models of other families apart, by style too; nothing says that they tell two answers of one
 policy apart.
 """

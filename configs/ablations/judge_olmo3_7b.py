@@ -5,7 +5,8 @@
 
 Hardware: no plan was compiled for it; the other flags (sources, data) of configs/evolm_qwen3_8b.py apply here too;
 never run on a TPU.
-Paper (arXiv 2605.03871): a row of the ablation over judges of other families; its number is not known here.
+Paper (arXiv 2605.03871): no such row: it changes the judge's family when it evaluates (Table 5), not in training. The
+released code has a config for it.
 Expected: nothing is known.
 """
 

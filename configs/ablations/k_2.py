@@ -5,7 +5,7 @@
 
 Hardware: a slice that holds configs/evolm_qwen3_8b.py, whose other flags (sources, data) apply here too; never run on
 a TPU.
-Paper (arXiv 2605.03871): a row of the ablation over K in {2, 10, 20, 50, 100}; K = 50 is the main experiment.
+Paper (arXiv 2605.03871): Table 16: RewardBench 2 46.4, JudgeBench 44.3, 12-task average 67.9.
 Expected: short phases: the generator sees pairs of policies that many cycles lie between.
 """
 

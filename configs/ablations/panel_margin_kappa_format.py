@@ -5,7 +5,8 @@
 
 Hardware: no plan was compiled for it; the other flags (sources, data) of configs/evolm_qwen3_8b.py apply here too;
 never run on a TPU.
-Paper (arXiv 2605.03871): a row of the ablation over how several judges are joined; its number is not known here.
+Paper (arXiv 2605.03871): Eq. 9 with weights 0.5, 0.3, 0.2 (MAF); Table 22, with five judges: RewardBench 2 45.1,
+JudgeBench 45.7, 12-task average 66.2.
 Expected: as with the mean margin, at another weight of the format: kappa is one number a group and moves no advantage
 inside it.
 """

@@ -5,8 +5,10 @@
 
 Hardware: no plan was compiled for it; the other flags (sources, data) of configs/evolm_qwen3_8b.py apply here too;
 never run on a TPU.
-Paper (arXiv 2605.03871): the two-judge rows; no number is known here. The released second judge is Llama-3-8B-Instruct,
-whose 8,192 tokens would cut all to that length; here it is 3.1.
+Paper (arXiv 2605.03871): Eq. 9 with weights 0.7, 0.3, 0 (MF); Table 22, with five judges: RewardBench 2 46.2,
+JudgeBench 49.3, 12-task average 66.4. Its five judges are Qwen3-1.7B, Llama-3.2-1B-Instruct, OLMo-2-1B-Instruct,
+Gemma-3-1B-IT and Qwen3-4B. The released second judge of two is Llama-3-8B-Instruct, whose 8,192 tokens would cut all to
+that length; here it is 3.1.
 Expected: margins are less often decided by one judge's slip; the share of rubrics on which both agree is
 panel/agreement.
 """

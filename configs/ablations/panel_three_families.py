@@ -5,8 +5,7 @@
 
 Hardware: no plan was compiled for it; the other flags (sources, data) of configs/evolm_qwen3_8b.py apply here too;
 never run on a TPU.
-Paper (arXiv 2605.03871): after its row of small judges of several families, which of them is not known here; nor is its
-number.
+Paper (arXiv 2605.03871): no row of three; its five judges (configs/ablations/panel_mean.py) are of four families.
 Expected: an answer is no longer scored high for one family's habits.
 """
 

@@ -5,7 +5,7 @@
 
 Hardware: no plan was compiled for it; the other flags (sources, data) of configs/evolm_qwen3_8b.py apply here too;
 never run on a TPU.
-Paper (arXiv 2605.03871): a row of the ablation over how several judges are joined; its number is not known here.
+Paper (arXiv 2605.03871): Eq. 10 without the term of agreement; no row.
 Expected: three values instead of two: more usable groups than with a majority.
 """
 

@@ -5,7 +5,8 @@
 
 Hardware: a slice that holds configs/evolm_qwen3_8b.py, whose other flags (sources, data) apply here too; never run on
 a TPU.
-Paper (arXiv 2605.03871): a row of the reward-design ablation (prompt x ranking or margin x format).
+Paper (arXiv 2605.03871): no such row: Table 15 ablates prompt, margin and format one after the other. It completes the
+grid.
 Expected: more usable groups than with the binary reward.
 """
 

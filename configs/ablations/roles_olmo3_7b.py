@@ -5,7 +5,8 @@
 
 Hardware: a slice that holds configs/evolm_qwen3_8b.py, whose other flags (sources, data) apply here too; never run on a
 TPU.
-Paper (arXiv 2605.03871): its rows of other model families; their numbers are not known here.
+Paper (arXiv 2605.03871): Table 21: RewardBench 2 45.3, JudgeBench 42.5, 12-task average 64.0. Which OLMo-3-7B it is
+isn't said; the released code takes this one.
 Expected: nothing is known.
 """
 

@@ -5,7 +5,7 @@
 
 Hardware: no plan was compiled for it; /mnt/shared/evolm is the main run's folder; the other flags (sources, data) of
 configs/evolm_qwen3_8b.py apply here too; never run on a TPU.
-Paper (arXiv 2605.03871): a row of its table of transfer to other policies; its number is not known here.
+Paper (arXiv 2605.03871): no such row; Table 4 has Qwen3-4B and Llama-3.1-8B. The released code has a config for it.
 Expected: gains of a policy that the generator never saw; beside configs/baselines/qwen3_8b_prompted.py they say what
 the generator has learnt.
 """

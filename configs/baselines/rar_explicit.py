@@ -4,7 +4,7 @@
         --config.policy.source=/models/Qwen3-8B --config.judge.source=/models/Qwen3-1.7B --config.data.prompts=tulu3_prompts.jsonl
 
 Data, policy and updates: those of configs/evolm_qwen3_8b.py. Hardware: a v5p-16 or v4-32 slice; never run on a TPU.
-Expected by the paper: 12-task average 67.5 if this is the mode it means (see rar_implicit.py).
+Expected: no number in the paper, whose row of RaR is the implicit mode (rar_implicit.py).
 """
 
 from coevo_jax.config import Experiment
