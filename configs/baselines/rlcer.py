@@ -6,8 +6,7 @@ criterion counts where its checks go with correctness. Rubrics are prompted, ans
 
 Data: questions with a reference answer (columns prompt and reference; 'FILE?prompt=...&reference=...' names others), such as
 DAPO-Math-17k. Hardware: a v5p-16 or v4-32 slice; never run on a TPU.
-Expected by the paper: a row RLCER with RewardBench 2 45.0, JudgeBench 49.2 (the rubrics) and a 12-task average of 66.7 (the
-policy); whether its rubrics are trained isn't said (rlcer_evolving.py is the other way, rlcer_ppo.py the method's own optimizer).
+Expected: no number in the paper, whose row is the evolving variant (rlcer_evolving.py, App. A.6).
 """
 
 from coevo_jax.config import Experiment

@@ -6,7 +6,7 @@ are valid and on its form, in a second optimizer step of each update.
 
 Data: questions with a reference answer (columns prompt and reference; 'FILE?prompt=...&reference=...' names others), such as
 DAPO-Math-17k. Hardware: a v5p-16 or v4-32 slice; never run on a TPU.
-Expected by the paper: RewardBench 2 45.0, JudgeBench 49.2, 12-task average 66.7 if this is the row it means (see rlcer.py).
+Expected by the paper: RewardBench 2 45.0, JudgeBench 49.2, 12-task average 66.7 (App. A.6: the evolving variant).
 """
 
 from coevo_jax.config import Experiment

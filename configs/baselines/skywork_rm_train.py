@@ -26,7 +26,7 @@ def get_config() -> Experiment:
             "schedule.mode=reward",
             "schedule.cycles=1",
             "schedule.k=2500",
-            "reward.data=pairs.parquet",
+            "reward.data=/data/pairs.parquet",
             "reward.pairs=256",
             "reward.max_tokens=16384",
             "reward.heldout=512",
