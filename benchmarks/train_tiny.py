@@ -336,11 +336,13 @@ def _write_rows(path: pathlib.Path, rows: list[dict[str, Any]]) -> None:
 
 
 def prompt_rows(seed: int) -> list[dict[str, Any]]:
-    """The prompt file's records: distinct questions, of another stream than the demonstrations."""
-    rng, found = random.Random(f"prompts {seed}"), dict[str, None]()
+    """The prompt file's records: distinct questions, of another stream than the demonstrations, each with a perfect answer."""
+    rng, found = random.Random(f"prompts {seed}"), dict[str, str]()
     while len(found) < PROMPTS:
-        found[world.make_question(rng)[0]] = None
-    return [{"id": f"tiny-{i:04d}", "prompt": question} for i, question in enumerate(found)]
+        found.setdefault(*world.make_question(rng))
+    return [
+        {"id": f"tiny-{i:04d}", "prompt": question, "reference": perfect} for i, (question, perfect) in enumerate(found.items())
+    ]
 
 
 def chat_rows(seed: int) -> list[dict[str, Any]]:
@@ -364,7 +366,8 @@ def pair_rows(seed: int) -> list[dict[str, Any]]:
         question, perfect = world.make_question(rng)
         worse = weaken(rng, question, perfect, 1.0)
         if world.true_quality(question, worse) < 1.0:
-            rows.append({"id": f"tiny-pair-{len(rows):04d}", "prompt": question, "chosen": perfect, "rejected": worse})
+            rows.append({"id": f"tiny-pair-{len(rows):04d}", "prompt": question, "chosen": perfect, "rejected": worse,
+                         "margin": round(1 - world.true_quality(question, worse), 4)})  # fmt: skip
     return rows
 
 

@@ -22,21 +22,23 @@ from coevo_jax.bench import Bench, Seat
 from coevo_jax.config import Experiment, JudgeConfig, ModelConfig, SamplerConfig, api_model, judge_sampler
 from coevo_jax.config.several import all_judges, frozen_models, judge_name, policy_names
 from coevo_jax.config.validate import compat_warnings, generator_learns
+from coevo_jax.critic import make_critic
 from coevo_jax.data import PromptSet, SlotStream, read_chat, read_pairs, read_prompts
 from coevo_jax.distributed import local_mesh
 from coevo_jax.errors import UserError
 from coevo_jax.judges import JUDGE_PROMPTS, MODEL_FREE, SCALAR, make_judge
 from coevo_jax.judges.scalar import RewardModel, ScalarJudge
 from coevo_jax.judges.several import members
+from coevo_jax.learn.verifiers import check_needs, resolve_verifier
 from coevo_jax.learner import Learner, make_learner
 from coevo_jax.mesh import DECODE_RULES, RULES, ShardingRules, make_mesh, param_shardings, train_rules
-from coevo_jax.methods import evolm, supervised, verifiable
+from coevo_jax.methods import evolm, reward_model, rlcer, supervised, verifiable
 from coevo_jax.methods.context import Context, Voice, buffer_slots
 from coevo_jax.methods.fixed_rubrics import check_records
 from coevo_jax.methods.stage import Stage
 from coevo_jax.models.files import user_cache
 from coevo_jax.models.forward import param_shapes
-from coevo_jax.models.load import LoadedModel, load_scalar
+from coevo_jax.models.load import LoadedModel, critic_source, load_scalar, load_with_head
 from coevo_jax.models.quantize import quantize_params, quantized_infos
 from coevo_jax.models.spec import ModelSpec
 from coevo_jax.preference.buffer import ReplayBuffer
@@ -51,7 +53,13 @@ from coevo_jax.text.chat import ChatTokenizer
 from coevo_jax.text.prompts import template_identity
 from coevo_jax.watchdog import Watchdog
 
-METHODS = {"evolm": evolm.stages, "verifiable": verifiable.stages, "sft": lambda cfg: []}
+METHODS = {
+    "evolm": evolm.stages, "verifiable": verifiable.stages, "sft": lambda cfg: [], "rlcer": rlcer.stages,
+    "reward": reward_model.stages,
+}  # fmt: skip
+JUDGED = ("evolm", "rlcer")  # modes with a judge
+UNSAMPLED = ("sft", "reward")  # modes in which nothing is drawn
+HELDOUT = "heldout_judge"
 
 CHECKED_QUESTIONS = 64  # of the longest ones, whose rubric prompts are made at the start
 
@@ -78,13 +86,26 @@ class System:
         return self.learners.get(role, self.learners["policy"])
 
     @property
+    def states(self) -> dict[str, Any]:
+        """What updates change, by name: of every learner, and of its critic."""
+        critics = {f"critic_{name}": learner.critic for name, learner in self.learners.items() if learner.critic is not None}
+        return {name: learner.state for name, learner in self.learners.items()} | {n: c.state for n, c in critics.items()}
+
+    def take_states(self, states: dict[str, Any]) -> None:
+        """Put back what `states` gave."""
+        for name, learner in self.learners.items():
+            learner.state = states[name]
+            if learner.critic is not None:
+                learner.critic.state = states[f"critic_{name}"]
+
+    @property
     def frozen(self) -> dict[str, Any]:
         """All weights that must never change, by name."""
         return self.held | self.bench.weights
 
     def temperature(self, stage: Stage) -> float:
         """The temperature of the distribution that the stage's completions were drawn from (1 for supervised data)."""
-        if stage.loss == "sft":
+        if stage.loss != "policy":
             return 1.0
         return (self.cfg.rubric_sampling if stage.role == "rubric" else self.cfg.answer).temperature
 
@@ -116,6 +137,8 @@ class System:
         for seat, judge in zip(self.bench.serving, members(self.context.judge) if self.context.judge is not None else ()):
             if (instrument := getattr(judge, "instrument", None)) is not None:
                 held[seat.name] = instrument.params
+        if (instrument := getattr(self.context.heldout, "instrument", None)) is not None:
+            held[HELDOUT] = instrument.params
         for name, params in held.items():
             found = fingerprint(params)
             if found != self.frozen_fingerprints[name]:
@@ -150,7 +173,8 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True, watchdo
     mesh = make_mesh(cfg.mesh) if jax.device_count() > 1 else None
     console.note(f"devices: {jax.device_count()} {jax.devices()[0].platform}" + (f", mesh {dict(mesh.shape)}" if mesh else ""))
     console.note(f"loading policy {cfg.policy.source!r}")
-    policy = _load(cfg.policy, mesh, "policy", train_rules(cfg.mesh))
+    head = functools.partial(load_with_head, std=cfg.reward.head_std, seed=cfg.seed) if cfg.schedule.mode == "reward" else None
+    policy = _load(cfg.policy, mesh, "policy", train_rules(cfg.mesh), head)
     models = {"policy": policy}
     endpoints = _make_endpoints(cfg, console)
     if cfg.generator.mode == "two" and "generator" not in endpoints and generator_learns(cfg):
@@ -161,14 +185,20 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True, watchdo
     local = local_mesh(mesh)  # a process samples and judges on its own devices
     engines = _Engines(cfg, local)
     bench = _bench(cfg, policy, engines, endpoints)
+    heldout = _heldout(cfg, policy, engines, endpoints.get(HELDOUT))
 
     tokenizers = {name: ChatTokenizer.load(model.folder) for name, model in models.items()}
     loop = METHODS[cfg.schedule.mode](cfg)
-    owner = {stage.role: stage.role if stage.role in models else "policy" for stage in loop}
-    updates = {name: sum(s.updates for s in loop if owner[s.role] == name) for name in models}
+    updates = optimizer_steps(cfg, tuple(models))
     learners = {name: make_learner(name, cfg, model, mesh, updates[name]) for name, model in models.items()}
+    if cfg.advantage.kind == "gae":
+        for name, learner in learners.items():
+            if updates[name]:
+                learner.critic = make_critic(cfg, _load_critic(cfg, name, mesh), mesh)
     voices = {name: _voice(learners[name], tokenizers[name], engines) for name in models}
     frozen = _frozen_voices(cfg, voices, engines, console)
+    if heldout is not None and heldout.params is not None:
+        frozen[HELDOUT] = heldout.params
     voices.setdefault("rubric", voices["policy"])
 
     streams, warmup_role = _streams(cfg, tokenizers["policy"], console)
@@ -180,7 +210,8 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True, watchdo
     )  # fmt: skip
     writer = EndpointWriter(endpoints["generator"], cfg.rubric) if "generator" in endpoints else None
     judge = bench.judge if bench.seats else None
-    context = Context(cfg, voices, judge, streams, buffer, console.progress, writer=writer, watchdog=watchdog or Watchdog())
+    context = Context(cfg, voices, judge, streams, buffer, console.progress, writer=writer, watchdog=watchdog or Watchdog(),
+                      heldout=heldout.judge if heldout else None)  # fmt: skip
     _check_lengths(context)
     _check_examples(context)
     compat = compat_warnings(cfg)
@@ -190,10 +221,34 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True, watchdo
     compile_all = functools.partial(_compile, cfg, console)
     system = System(cfg, stages, learners, context, engines.all, frozen, prints, [w.split(":")[0] for w in compat], bench,
                     compile_all, endpoints)  # fmt: skip
-    system.inputs = _inputs(context, bench.serving)
+    others = [heldout] if heldout else []
+    system.inputs = _inputs(context, [*bench.serving, *others])
     if warm_up:
-        _warm_up(system)
+        _warm_up(system, others)
     return system
+
+
+def optimizer_steps(cfg: Experiment, names: tuple[str, ...]) -> dict[str, int]:
+    """Optimizer steps of the loop that train each of the weights `names`; the first ones play every role without its own."""
+    steps = dict.fromkeys(names, 0)
+    for stage in METHODS[cfg.schedule.mode](cfg):
+        for role in filter(None, (stage.role, stage.then_role)):
+            steps[role if role in steps else "policy"] += stage.updates
+    return steps
+
+
+def _heldout(cfg: Experiment, policy: LoadedModel, engines: _Engines, endpoint: Endpoint | None) -> Seat | None:
+    """The judge that rewards nothing, made as the others are."""
+    if not cfg.heldout_judge.source:
+        return None
+    own = dataclasses.replace(cfg, judge=cfg.heldout_judge)
+    return _seat(HELDOUT, own, _load_judge(own, policy, engines.mesh), engines, endpoint)
+
+
+def _load_critic(cfg: Experiment, name: str, mesh: Any) -> LoadedModel:
+    """The critic of the weights `name`, its own copy."""
+    load = functools.partial(load_with_head, std=cfg.critic.head_std, seed=cfg.seed)
+    return _load(critic_source(cfg, name), mesh, "critic", train_rules(cfg.mesh), load)
 
 
 def _check_processes(cfg: Experiment) -> None:
@@ -222,7 +277,7 @@ def _bench(cfg: Experiment, policy: LoadedModel, engines: _Engines, endpoints: d
             raise UserError(error.what, where=where, expected=error.expected, nearest=error.nearest) from error
 
     bench = Bench(cfg, make)
-    if cfg.schedule.mode == "evolm":
+    if cfg.schedule.mode in JUDGED:
         bench.sit(0)
     loaded.clear()
     return bench
@@ -237,7 +292,7 @@ def _frozen_voices(cfg: Experiment, voices: dict[str, Voice], engines: _Engines,
     """Give a voice each to the frozen policies of pairs and to a generator with weights of its own that nothing trains, and so no
     optimizer; their weights by name."""
     wanted = {name: (f"pairs.frozen_models.{i}", model) for i, (name, model) in enumerate(frozen_models(cfg).items())}
-    two = cfg.schedule.mode == "evolm" and cfg.generator.mode == "two" and not api_model(cfg.generator.source)
+    two = cfg.schedule.mode in JUDGED and cfg.generator.mode == "two" and not api_model(cfg.generator.source)
     if two and "rubric" not in voices:
         wanted["rubric"] = ("generator", _generator_model(cfg))
     out = {}
@@ -252,7 +307,7 @@ def _frozen_voices(cfg: Experiment, voices: dict[str, Voice], engines: _Engines,
 
 def _load_judge(cfg: Experiment, policy: LoadedModel | None, mesh: Any) -> LoadedModel | None:
     """The judge's weights, its own copy: the policy's buffers are donated at every update."""
-    if cfg.schedule.mode != "evolm" or cfg.judge.protocol in MODEL_FREE or api_model(cfg.judge.source):
+    if cfg.schedule.mode not in JUDGED or cfg.judge.protocol in MODEL_FREE or api_model(cfg.judge.source):
         return None
     wanted = ModelConfig(source=cfg.judge.source, dtype=cfg.judge.dtype, param_dtype=cfg.judge.dtype, sha256=cfg.judge.sha256)
     if cfg.judge.protocol == SCALAR:
@@ -330,9 +385,10 @@ def _voice(learner: Learner, tokenizer: ChatTokenizer, engines: _Engines) -> Voi
 def _make_endpoints(cfg: Experiment, console: RunConsole) -> dict[str, Endpoint]:
     """The roles that another machine plays. Nothing is asked yet."""
     roles = {judge_name(i): (judge.source, judge.endpoint) for i, judge in enumerate(all_judges(cfg))}
+    roles[HELDOUT] = (cfg.heldout_judge.source, cfg.heldout_judge.endpoint)
     roles["generator"] = (cfg.generator.source, cfg.generator.endpoint)
     remote = {role: (api_model(source), how) for role, (source, how) in roles.items() if api_model(source)}
-    if cfg.schedule.mode != "evolm":
+    if cfg.schedule.mode not in JUDGED:
         return {}
     for role, (model, how) in remote.items():
         console.note(f"{role}: {model!r} at {how.base_url}, {how.concurrency} requests at a time")
@@ -343,6 +399,8 @@ def _make_endpoints(cfg: Experiment, console: RunConsole) -> dict[str, Endpoint]
 
 def _source_key(name: str) -> str:
     """The configuration key of frozen weights' source, by their name: judge, judge_1, frozen_0, rubric, ..."""
+    if name == HELDOUT:
+        return "heldout_judge.source"
     group, _, number = name.partition("_")
     if group == "judge":
         return f"panel.judges.{int(number) - 1}.source" if number else "judge.source"
@@ -372,6 +430,11 @@ def _streams(cfg: Experiment, tokenizer: ChatTokenizer, console: RunConsole) -> 
         role = "rubric" if "rubric" in records[0] else "policy"
         streams["warmup"] = SlotStream(PromptSet.of(records, cfg.warmup.data), cfg.warmup.seed, cfg.warmup.batch, "warmup")
     if cfg.schedule.mode == "sft":
+        return streams, role
+    if cfg.schedule.mode == "reward":
+        pairs = reward_model.read(cfg, tokenizer, lambda done, total: console.progress("pairs measured", done, total))
+        console.note(f"{len(pairs)} pairs" + (f", {n} over the limit left out" if (n := pairs.filtered) else ""))
+        streams[reward_model.STREAM] = SlotStream(pairs, cfg.seed, cfg.reward.pairs, reward_model.STREAM)
         return streams, role
     if cfg.schedule.mode == "evolm" and cfg.schedule.order == "generator_first" and cfg.generator.mode == "single":
         console.note("note: generator_first with generator.mode=single: training the policy changes the generator's weights too")
@@ -406,15 +469,17 @@ def _inputs(context: Context, serving: Iterable[Seat]) -> dict[str, Input]:
     """What the config only names and the run reads: prompt templates, data and tokenizers, by key."""
     cfg = context.cfg
     names = {}
-    if (cfg.schedule.mode == "evolm" and cfg.rubric.source == "generator") or cfg.warmup.updates:
+    if (cfg.schedule.mode in JUDGED and cfg.rubric.source == "generator") or cfg.warmup.updates:
         names = {"rubric.prompt": cfg.rubric.prompt, "compat.train_rubric_prompt": cfg.compat.train_rubric_prompt}
-    if cfg.schedule.mode == "evolm":
+    if cfg.schedule.mode in JUDGED:
+        names["heldout_judge.protocol"] = JUDGE_PROMPTS.get(cfg.heldout_judge.protocol, "") if cfg.heldout_judge.source else ""
         for i, judge in enumerate(all_judges(cfg)):
             names[f"panel.judges.{i - 1}.protocol" if i else "judge.protocol"] = JUDGE_PROMPTS.get(judge.protocol, "")
         names["pairs.inference_prompt"] = cfg.pairs.inference_prompt if cfg.pairs.inferred > 0 else ""
         names["pairs.conditioned_prompt"] = cfg.pairs.conditioned_prompt if cfg.pairs.conditioned > 0 else ""
     found = {key: Input(*template_identity(name)) for key, name in names.items() if name}
-    for key, stream in (("data.prompts", "policy"), ("warmup.data", "warmup"), ("pairs.data", "pairs")):
+    for key, stream in (("data.prompts", "policy"), ("warmup.data", "warmup"), ("pairs.data", "pairs"),
+                        ("reward.data", reward_model.STREAM)):  # fmt: skip
         if stream in context.streams:
             prompts = context.streams[stream].prompts
             found[key] = Input(prompts.hash, f"{key}={prompts.source}")
@@ -431,6 +496,9 @@ def _check_lengths(context: Context) -> None:
     A template may hold the question more than once, so the prompts of the longest questions are made as well.
     """
     cfg = context.cfg
+    if cfg.schedule.mode in ("verifiable", "rlcer"):
+        prompts = context.streams["policy"].prompts
+        check_needs(resolve_verifier(cfg.schedule.verifier), prompts.records, prompts.source)
     if cfg.schedule.mode != "evolm":
         return
     check_records(cfg, context.streams["policy"].prompts.records)
@@ -483,14 +551,14 @@ def _check_examples(context: Context) -> None:
             )
 
 
-def _warm_up(system: System) -> None:
+def _warm_up(system: System, others: Iterable[Seat]) -> None:
     """Compile the sampler's programs, so that nothing compiles later inside the loop (but a judge's whose cycle comes later)."""
-    if system.cfg.schedule.mode == "sft":
+    if system.cfg.schedule.mode in UNSAMPLED:
         return
     for learner in system.learners.values():
         learner.publish()
     speakers = [(voice.engine, voice.weights(), False) for voice in system.context.voices.values()]
-    system.compile([*speakers, *_speakers(system.bench.serving)])
+    system.compile([*speakers, *_speakers([*system.bench.serving, *others])])
     system.take_sampler_facts()  # what the warm-up fed is nobody's metric
 
 
@@ -507,7 +575,7 @@ def _speakers(seats: Iterable[Seat]) -> list[Any]:
 
 def _compile(cfg: Experiment, console: RunConsole, speakers: Iterable[Any]) -> None:
     """Compile the programs of reward models and of (engine, weights, does it ask for next-token probabilities?)."""
-    judges = all_judges(cfg)
+    judges = (*all_judges(cfg), *((cfg.heldout_judge,) if cfg.heldout_judge.source else ()))
     drawn = (cfg.answer, cfg.rubric_sampling, cfg.question_sampling, *(judge.sampling for judge in judges))
     truncated = cfg.compat.top_p > 0 or any(s.top_p < 1 or s.top_k > 0 for s in drawn)
     guided = cfg.rubric.guided or any(judge.guided for judge in judges)

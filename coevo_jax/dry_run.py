@@ -10,10 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from coevo_jax.assemble import System, assemble
+from coevo_jax.assemble import UNSAMPLED, System, assemble
 from coevo_jax.config import Experiment
 from coevo_jax.judges import JUDGE_PROMPTS
 from coevo_jax.judges.scalar import RewardModel
+from coevo_jax.methods import rlcer
+from coevo_jax.methods.reward_model import reward_batch
 from coevo_jax.methods.stage import Step
 from coevo_jax.methods.supervised import sft_batch
 from coevo_jax.models.remat import kept_bytes
@@ -46,6 +48,9 @@ def _prompts(system: System) -> list[tuple[str, ChatTokenizer, list[int]]]:
     """Three texts as the run would make them: title, tokenizer, ids."""
     context, mode = system.context, system.cfg.schedule.mode
     policy, rubric = (context.voices[role].tokenizer for role in ("policy", "rubric"))
+    if mode == "reward":
+        pair = reward_batch(context, Step(0, 0, 0, "policy")).samples[0]
+        return [(f"{side} conversation", policy, getattr(pair, side).tolist()) for side in ("chosen", "rejected")]
     if mode == "sft":
         samples = sft_batch(context, Step(0, 0, 0, "policy")).samples[:3]
         return [(f"example {i + 1}", policy, [*s.prompt, *s.completion.tolist()]) for i, s in enumerate(samples)]
@@ -54,7 +59,8 @@ def _prompts(system: System) -> list[tuple[str, ChatTokenizer, list[int]]]:
         questions = [stream.prompts.records[stream.index(i % stream.slots, i // stream.slots)]["prompt"] for i in range(3)]
         return [(f"answer prompt {i + 1}", policy, context.answer_prompt(q)) for i, q in enumerate(questions)]
     question = stream.prompts.records[stream.index(0, 0)]["prompt"]
-    out = [("answer prompt", policy, context.answer_prompt(question)), ("rubric prompt", rubric, context.rubric_prompt(question))]
+    asks = rlcer.rubric_prompt(context, question, "(the answer)") if mode == "rlcer" else context.rubric_prompt(question)
+    out = [("answer prompt", policy, context.answer_prompt(question)), ("rubric prompt", rubric, asks)]
     return [*out, ("judge prompt", *_judge_prompt(system, question))]
 
 
@@ -80,9 +86,12 @@ def _judge_prompt(system: System, question: str) -> tuple[ChatTokenizer, list[in
 def _arithmetic(system: System) -> list[str]:
     s, u = system.cfg.schedule, system.cfg.update
     updates = sum(stage.updates for stage in system.stages)
+    conversations = f"{system.cfg.reward.pairs} pairs = {2 * system.cfg.reward.pairs} conversations an update"
+    sequences = f"{s.prompts} prompts x {s.group} samples = {s.prompts * s.group} sequences an update, "
+    sequences += f"{u.inner_iterations} pass(es)"
     return [
         "\n== batch arithmetic",
-        f"{s.prompts} prompts x {s.group} samples = {s.prompts * s.group} sequences an update, {u.inner_iterations} pass(es)",
+        conversations if s.mode == "reward" else sequences,
         f"packed rows of {u.pack_length} tokens, {u.rows_per_micro} rows a micro-batch, at most {u.max_segments} sequences a row",
         f"stages: {' '.join(f'{stage.name} x{stage.updates}' for stage in system.stages)} = {updates} updates",
     ]
@@ -97,13 +106,16 @@ def memory(system: System) -> dict[str, int]:
         out[f"{name} optimizer state"] = _bytes(learner.state.opt_state)
         out[f"{name} gradients"] = params
         sizes = [jnp.dtype(d).itemsize for d in (cfg.policy.dtype, cfg.policy.param_dtype)]
-        if cfg.loss.kl_weight > 0 and cfg.schedule.mode != "sft":
+        if cfg.loss.kl_weight > 0 and cfg.schedule.mode not in UNSAMPLED:
             out[f"{name} reference"] = params * sizes[0] // sizes[1]  # whose matrices are in the dtype of the computation
+        if learner.critic is not None:
+            state = learner.critic.state
+            out[f"{name}'s critic, moments and gradients"] = 2 * _bytes(state.params) + _bytes(state.opt_state)
         if cfg.policy.dtype != cfg.policy.param_dtype:
             out[f"{name} sampler copy"] = params * sizes[0] // sizes[1]
     for name, params in system.frozen.items():
         out[name] = _bytes(params)
-    for i, engine in enumerate(system.engines if cfg.schedule.mode != "sft" else []):
+    for i, engine in enumerate(system.engines if cfg.schedule.mode not in UNSAMPLED else []):
         out[f"sampler keys and values {i}" if i else "sampler keys and values"] = kv_bytes(engine)
     out["activations of a micro-batch"] = activation_bytes(system.learners["policy"].spec, cfg)
     return out

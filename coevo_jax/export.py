@@ -51,6 +51,8 @@ FLAGS = flags.FLAGS
 if __name__ == "__main__":
     flags.DEFINE_string("run", None, "a run folder", required=True)
     flags.DEFINE_string("out", None, "folder to make", required=True)
-    flags.DEFINE_string("weights", "policy", "policy, rubric in two-model mode, or policy_1, ... of several")
+    flags.DEFINE_string(
+        "weights", "policy", "policy, rubric in two-model mode, policy_1, ... of several, or critic_policy, ... of PPO"
+    )
     flags.DEFINE_enum("dtype", "float32", list(DTYPES), "dtype of the weights in the files")
     app.run(main, flags_parser=parse_flags)

@@ -13,10 +13,12 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from coevo_jax.config import Experiment, UpdateConfig
+from coevo_jax.critic import Critic, fetch
 from coevo_jax.distributed import global_rows, largest, local_copy, local_mesh, most_owned
 from coevo_jax.learn.losses import resolve_loss, sft_loss
 from coevo_jax.learn.packing import Sample, TokenBatch, pack, with_micro_batches
 from coevo_jax.learn.publish import cast_matrices, make_publish, same_places
+from coevo_jax.learn.reward_model import PairSample, described, make_reward_scores, make_reward_update, pack_pairs
 from coevo_jax.learn.update import Optimizer, TrainState, init_state, make_logprobs, make_optimizer, make_update, rows_devices
 from coevo_jax.mesh import train_rules
 from coevo_jax.models.load import LoadedModel
@@ -26,7 +28,9 @@ from coevo_jax.records.fingerprint import fingerprint
 
 @dataclasses.dataclass
 class Learner:
-    """Trained weights. `updates` by loss name ('policy', 'sft'); `publish` makes the sampler's copy, `weights` hands it out."""
+    """Trained weights. `updates` by loss name ('policy', 'sft', 'reward'; 'scores' looks at held-out pairs).
+
+    `publish` makes the sampler's copy, `weights` hands it out."""
 
     name: str
     cfg: Experiment
@@ -39,6 +43,7 @@ class Learner:
     mesh: Any = None
     reference: Any = None  # frozen parameters of the KL term, where it has a weight; matrices in policy.dtype
     anchored: bool = False  # the loop has begun: reference taken, optimizer fresh
+    critic: Critic | None = None  # PPO's (advantage.kind=gae)
     published: Any = None  # what the sampler holds
     _compared: tuple[jax.Array, ...] = ()  # the sampler's and the trainer's arrays that were last found to agree
     _wanted: str = ""  # several processes: the trainer's fingerprint when its weights were published
@@ -91,8 +96,11 @@ class Learner:
         self.state = self.state.replace(opt_state=None)  # the old moments go before the new ones come
         self.state = _settled(init_state(params, self.optimizer))
 
-    def update(self, samples: list[Sample], loss: str, temperature: float) -> dict[str, float]:
-        """One update on a batch of samples; returns its metrics. The old parameters are donated: publish afterwards."""
+    def update(self, samples: list[Any], loss: str, temperature: float) -> dict[str, float]:
+        """One update on a batch of samples (pairs for 'reward'); returns its metrics. The old parameters are donated: publish
+        afterwards."""
+        if loss == "reward":
+            return self._update_reward(samples)
         cfg = self.cfg.update
         if self.cfg.compat.pack_mean:  # whose rows are means, so what is in a row matters
             cfg = dataclasses.replace(cfg, share_prefix=False)
@@ -101,14 +109,49 @@ class Learner:
             assert self.reference is not None
             rows = rows.replace(ref_logp=self.logprobs(_moved(self.reference, "device"), rows, temperature))
         metrics: dict[str, Any] = {}
+        valued: dict[str, float] = {}
+        if self.critic is not None and loss == "policy":
+            resting = self.critic.warming_up
+            rows, fit, estimated = self.critic.estimate(rows)
+            valued = fetch(estimated, self.critic.fit(fit)) | {"critic/alone": float(resting)}
+            if resting:
+                return valued
         inner = self.cfg.update.inner_iterations if loss == "policy" else 1
         if inner > 1:
             rows = rows.replace(old_logp=self.logprobs(self.state.params, rows, temperature))
         for _ in range(inner):
             self.published, self._compared, self._wanted = None, (), ""  # the donated buffers may be the sampler's
             self.state, metrics = self.updates[loss](self.state, rows, temperature)
-        found = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        found = valued | {name: float(value) for name, value in jax.device_get(metrics).items()}
         return {"update/nonfinite" if name == "nonfinite" else name: value for name, value in found.items()}
+
+    def _update_reward(self, pairs: list[PairSample]) -> dict[str, float]:
+        """One update on the pairs that are not held out, after a look at those that are."""
+
+        def placed(chosen: list[PairSample], most: int) -> Any:
+            return self._placed(lambda cfg, devices: pack_pairs(chosen, cfg, devices=devices, most=most_owned(most)))
+
+        def told(metrics: Any) -> dict[str, float]:
+            return described({name: float(value) for name, value in jax.device_get(metrics).items()})
+
+        trained, heldout = ([pair for pair in pairs if pair.heldout == aside] for aside in (False, True))
+        seen: dict[str, float] = {}
+        if heldout:
+            seen = told(self.updates["scores"](self.state.params, placed(heldout, self.cfg.reward.heldout)))
+        self.published, self._compared, self._wanted = None, (), ""
+        self.state, metrics = self.updates["reward"](self.state, placed(trained, self.cfg.reward.pairs))
+        found = told(metrics) | {f"heldout/{name.removeprefix('reward_model/')}": value for name, value in seen.items()}
+        return {"update/nonfinite" if name == "nonfinite" else name: value for name, value in found.items()}
+
+    def _placed(self, make: Callable[[UpdateConfig, int], Any]) -> Any:
+        """Rows that `make(cfg, devices)` packs for one process, over all processes; their number is one for all of them."""
+        cfg, rules, processes = self.cfg.update, train_rules(self.cfg.mesh), jax.process_count()
+        devices = rows_devices(self.mesh, rules)
+        if processes == 1:
+            return make(cfg, devices)
+        height = -(-cfg.rows_per_micro // devices) * devices
+        rows = make(dataclasses.replace(cfg, rows_per_micro=height // processes), devices // processes)
+        return global_rows(rows, NamedSharding(self.mesh, PartitionSpec(None, rules.batch)))
 
     def _rows(self, samples: list[Sample], cfg: UpdateConfig, loss: str) -> TokenBatch:
         """Packed rows of all processes. One shape, and so one program, whatever the packing: rows enough for a sample each; empty
@@ -147,10 +190,14 @@ def make_learner(name: str, cfg: Experiment, model: LoadedModel, mesh: Any = Non
     schedule = cfg.optimizer.schedule if updates else "constant"  # a frozen generator, a supervised run
     optimizer = make_optimizer(dataclasses.replace(cfg.optimizer, lr=lr, schedule=schedule), updates)
     supervised = dataclasses.replace(cfg.optimizer, lr=cfg.warmup.lr, warmup_steps=0, schedule="constant")
-    functions = {
-        "policy": make_update(model.spec, optimizer, resolve_loss(cfg.loss), cfg, mesh),
-        "sft": make_update(model.spec, make_optimizer(supervised), sft_loss, cfg, mesh),
-    }
+    if model.spec.scalar:
+        scores = make_reward_scores(model.spec, cfg, mesh)
+        functions = {"reward": make_reward_update(model.spec, optimizer, cfg, mesh), "scores": scores}
+    else:
+        functions = {
+            "policy": make_update(model.spec, optimizer, resolve_loss(cfg.loss), cfg, mesh),
+            "sft": make_update(model.spec, make_optimizer(supervised), sft_loss, cfg, mesh),
+        }
     state = _settled(init_state(model.params, optimizer))
     logprobs, placed = (
         make_logprobs(model.spec, cfg, mesh),

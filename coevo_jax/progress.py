@@ -11,12 +11,16 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, TextIO, cast
 
+from coevo_jax.config import ControlConfig
+from coevo_jax.learn.control import alarms
+from coevo_jax.methods.stage import Behind
 from coevo_jax.records.console import Cell, Console
 from coevo_jax.records.metrics import read_metrics
 
 # Shown on the update's line and in the tables, as far as the role's rows have them.
 LINE = {
     "reward": "reward/mean",
+    "acc": "reward_model/accuracy",
     "valid": "rubric/valid_share",
     "kept": "groups/kept",
     "kl": "kl",
@@ -24,7 +28,8 @@ LINE = {
 }
 TABLE = {
     "reward": "reward/mean", "reward sd": "reward/std", "valid rubrics": "rubric/valid_share", "margin": "reward/margin/mean",
-    "pair acc.": "rubric/pair_accuracy", "judge fail": "judge/failure_share", "groups kept": "groups/kept", "kl": "kl",
+    "pair acc.": "rubric/pair_accuracy", "accuracy": "reward_model/accuracy", "held out": "heldout/accuracy",
+    "judge fail": "judge/failure_share", "groups kept": "groups/kept", "kl": "kl",
     "entropy": "entropy", "length": "completions/length/mean", "loss": "loss", "tok/s": "sampler/tokens_per_second",
     "s/update": "time/total",
 }  # fmt: skip
@@ -42,6 +47,7 @@ class RunConsole:
         self.console = console or Console()
         self._last_progress = 0.0
         self._stage = ""
+        self._alarms: dict[str, set[str]] = {}  # by role, those that are on
 
     def note(self, text: str) -> None:
         """A line that stays."""
@@ -68,10 +74,19 @@ class RunConsole:
     def update(self, row: Mapping[str, Any], done: int) -> None:
         """An update is finished."""
         self.console.step(done, {"stage": self._stage, **_cells(row, LINE)})
-        for name in row:
-            if name.endswith("/alarm") and row[name]:
-                part = name.removesuffix("/alarm")
-                self.note(f"warning: {part}/failure_share is {row[f'{part}/failure_share']:.2f} in update {row['step']}")
+
+    def alarms(self, row: Mapping[str, Any], behind: Behind, cfg: ControlConfig) -> None:
+        """A line for each alarm of a row that was off in the last row of its role, with the rows behind it."""
+        on = {alarm.name: alarm for alarm in alarms(row, cfg) if alarm.on}
+        shown = {
+            name: f"{a.metric} is {row[a.metric]:.2f} ({'below' if a.low else 'above'} {a.limit:g})" for name, a in on.items()
+        }
+        if row.get("judge/alarm"):
+            shown["judge/alarm"] = f"judge/failure_share is {row['judge/failure_share']:.2f}"
+        for name in sorted(shown.keys() - self._alarms.get(row["role"], set())):
+            rows = _rows_behind(row, behind, on[name].metric if name in on else "")
+            self.note(f"warning: {shown[name]} in update {row['step']}{rows}")
+        self._alarms[row["role"]] = set(shown)
 
     def end_stage(self, metrics: Path, name: str, cycle: int) -> None:
         """A stage ends: its table, which counts the updates of earlier processes too."""
@@ -128,6 +143,11 @@ def console_of(process: int, verbose: bool = False) -> RunConsole:
 def peak_gib() -> float:
     """Peak resident memory of this process in GiB; macOS counts it in bytes, Linux in KiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**30 if sys.platform == "darwin" else 2**20)
+
+
+def _rows_behind(row: Mapping[str, Any], behind: Behind, metric: str) -> str:
+    rows = [f"{name}: {size:.2g}" for size, name in behind.rows.get(metric, [])]
+    return f"; in rollouts/update_{row['step']:06d}_{row['role']}.jsonl {', '.join(rows)}" if rows else ""
 
 
 def _cells(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Cell]:

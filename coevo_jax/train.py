@@ -25,7 +25,8 @@ from coevo_jax.assemble import System, assemble
 from coevo_jax.config import Experiment
 from coevo_jax.config.override import to_dict
 from coevo_jax.distributed import any_process, barrier, own, to_first
-from coevo_jax.methods.stage import Batch, Stage, Step
+from coevo_jax.learn.control import alarms
+from coevo_jax.methods.stage import Batch, Behind, Stage, Step
 from coevo_jax.progress import RunConsole
 from coevo_jax.records.checkpoint import Checkpoints
 from coevo_jax.records.facts import Facts
@@ -141,15 +142,25 @@ def _run(run: Run) -> bool:
                 if any_process(bool(batch.samples)):
                     temperature = system.temperature(stage)
                     learned = learner.update(batch.samples, stage.loss, temperature) | {"update/skipped": 0.0}
+                for part in batch.then:  # further optimizer steps on what was made together
+                    more = {"update/skipped": 1.0}
+                    if any_process(bool(part.samples)):
+                        other = system.learner_of(part.role)
+                        more = other.update(part.samples, stage.loss, part.temperature) | {"update/skipped": 0.0}
+                    learned |= {f"{part.name}/{name}": value for name, value in more.items()}
             with system.context.timed("publish"), watchdog.meeting("publish"):
                 learner.publish()
+                for role in {part.role for part in batch.then if system.learner_of(part.role) is not learner}:
+                    system.learner_of(role).publish()
 
             # ------------------------------------------------------------------------------------------- write it down
             watchdog.at("write")
             if batch.rollouts and step.update % system.cfg.run.rollouts_every == 0:
                 write_rollouts(run.folder.rollouts, step.update, stage.role, batch.rollouts, jax.process_index())
+                for part in batch.then:
+                    write_rollouts(run.folder.rollouts, step.update, part.role, part.rollouts, jax.process_index())
             with watchdog.meeting("metrics"):
-                row = _row(system, stage, step, batch, learned, perf_counter() - start)
+                row, behind = _row(system, stage, step, batch, learned, perf_counter() - start)
             position.done += 1
             position.updates += 1
             position.policy_updates[stage.policy] = age + stage.counts_as_policy
@@ -157,6 +168,7 @@ def _run(run: Run) -> bool:
                 run.metrics.write(row)
                 run.scalars.write(row)
                 console.update(row, position.updates)
+                console.alarms(row, behind, system.cfg.control)
             if position.updates % system.cfg.run.save_every == 0 and position.done < stage.updates:
                 _save(run)
         if run.metrics is not None:
@@ -184,8 +196,11 @@ def _begin_stage(system: System, stage: Stage, checkpoints: Checkpoints) -> None
             learner.publish()
 
 
-def _row(system: System, stage: Stage, step: Step, batch: Batch, learned: dict[str, float], seconds: float) -> dict[str, Any]:
-    """The metrics row of an update, on process 0: of what every process counted. Times are those of the slowest process."""
+def _row(
+    system: System, stage: Stage, step: Step, batch: Batch, learned: dict[str, float], seconds: float
+) -> tuple[dict[str, Any], Behind]:
+    """The metrics row of an update, on process 0: of what every process counted; and the rows behind its metrics. Times are those
+    of the slowest process."""
     around, parts = system.take_sampler_facts(), system.context.seconds
     system.context.seconds = {}
     for name, value in parts.items():
@@ -193,7 +208,10 @@ def _row(system: System, stage: Stage, step: Step, batch: Batch, learned: dict[s
     for endpoint in system.endpoints.values():
         for name, value in endpoint.take_stats().items():
             around.total(name, value)
-    every = to_first("facts", [batch.facts.state(), around.state()])
+    every = to_first("facts", [batch.facts.state(), around.state(), batch.behind.rows])
+    behind = Behind()
+    for state in every:
+        behind.join(state[2])
     made, counted = (Facts.joined(states[i] for states in every).row() for i in (0, 1))
     row: dict[str, Any] = {"step": step.update, "cycle": step.cycle, "role": step.role, "stage": stage.name}
     row |= {"policy": step.policy} if system.cfg.policies else {}
@@ -202,7 +220,8 @@ def _row(system: System, stage: Stage, step: Step, batch: Batch, learned: dict[s
         row["sampler/tokens_per_second"] = counted["tokens/sampled"] / counted["time/sample"]
     if system.compat:
         row["compat"] = ",".join(system.compat)
-    return row
+    row |= {alarm.name: float(alarm.on) for alarm in alarms(row, system.cfg.control)}
+    return row, behind
 
 
 # ------------------------------------------------------------------------------------------------------- save and resume
@@ -211,7 +230,6 @@ def _row(system: System, stage: Stage, step: Step, batch: Batch, learned: dict[s
 def _save(run: Run, block: bool = False) -> None:
     """Everything that the next update depends on, in one atomic checkpoint (design.md 4.8)."""
     system, position, streams = run.system, run.position, run.system.context.streams
-    state = {name: learner.state for name, learner in system.learners.items()}
     host = {
         "position": dataclasses.asdict(position),
         "metrics_rows": 0 if run.metrics is None else run.metrics.cursor,
@@ -221,13 +239,13 @@ def _save(run: Run, block: bool = False) -> None:
     }
     run.console.mark("save", position.updates)
     with run.watchdog.meeting("save"):
-        run.checkpoints.save(position.updates, state, host, system.context.buffer.state(), block=block)
+        run.checkpoints.save(position.updates, system.states, host, system.context.buffer.state(), block=block)
     run.saved = position.updates
 
 
 def _restore(system: System, checkpoints: Checkpoints, metrics: MetricsWriter | None, console: RunConsole) -> Position:
     """Take up the last good checkpoint, or start from nothing (rows of a run that never saved are dropped)."""
-    restored = checkpoints.restore_latest({name: learner.state for name, learner in system.learners.items()})
+    restored = checkpoints.restore_latest(system.states)
     if restored is None:
         dropped = metrics.truncate_to(0) if metrics is not None else 0
         if dropped:
@@ -237,8 +255,8 @@ def _restore(system: System, checkpoints: Checkpoints, metrics: MetricsWriter | 
         console.note(f"checkpoint skipped: {reason}")
     host = restored.host
     system.check_known(host["frozen"])
+    system.take_states(restored.state)
     for name, learner in system.learners.items():
-        learner.state = restored.state[name]
         learner.anchored = name in host["anchored"]
         if learner.anchored and system.cfg.loss.kl_weight > 0:
             learner.take_reference(checkpoints.load_reference(learner.state.params, f"reference_{name}"))

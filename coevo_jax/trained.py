@@ -15,7 +15,7 @@ from coevo_jax.config.several import policy_names
 from coevo_jax.config.validate import generator_learns
 from coevo_jax.errors import UserError, nearest
 from coevo_jax.mesh import RULES, ShardingRules
-from coevo_jax.models.load import LoadedModel, load_model, load_orbax, tokenizer_folder
+from coevo_jax.models.load import LoadedModel, critic_source, load_model, load_orbax, tokenizer_folder
 from coevo_jax.models.orbax_folder import OrbaxFolder
 from coevo_jax.records.checkpoint import Checkpoints
 from coevo_jax.records.run_folder import read_config
@@ -51,7 +51,8 @@ def load_trained(
     """
     if not (run / "config.json").is_file() or not (run / "checkpoints").is_dir():
         raise UserError("not a run folder", where=str(run), expected="config.json and checkpoints/ of a run")
-    sources = trained_sources(from_dict(Experiment, read_config(run), where=str(run / "config.json")))
+    run_cfg = from_dict(Experiment, read_config(run), where=str(run / "config.json"))
+    sources = trained_sources(run_cfg)
     weights = weights or (prefer if prefer in sources else "policy")
     if weights not in sources:
         raise UserError(f"the run trained no weights {weights!r}", where=str(run), expected=f"one of {', '.join(sources)}",
@@ -66,7 +67,8 @@ def load_trained(
     stored = OrbaxFolder(str(path), STATE, f"{weights}.params.")
     wanted = dataclasses.replace(cfg or sources[weights], source=f"{RUN}{run}#{weights}@{step}")
     folder = tokenizer_folder(_base(sources[weights].source))
-    return load_orbax(wanted, stored, folder, stored.hash(), mesh, rules), step
+    scalar = weights.startswith("critic_") or run_cfg.schedule.mode == "reward"
+    return load_orbax(wanted, stored, folder, stored.hash(), mesh, rules, scalar), step
 
 
 def _base(source: str) -> str:
@@ -83,4 +85,6 @@ def trained_sources(cfg: Experiment) -> dict[str, ModelConfig]:
     sources = dict(zip(policy_names(cfg), (cfg.policy, *cfg.policies)))
     if cfg.generator.mode == "two" and not api_model(cfg.generator.source) and generator_learns(cfg):
         sources["rubric"] = dataclasses.replace(cfg.policy, source=cfg.generator.source or cfg.policy.source, sha256="")
+    if cfg.advantage.kind == "gae":  # a critic for each that trains
+        sources |= {f"critic_{name}": critic_source(cfg, name) for name in list(sources)}
     return sources

@@ -3,7 +3,7 @@
 import pytest
 
 from coevo_jax.errors import UserError
-from coevo_jax.learn.verifiers import extract_answer, resolve_verifier
+from coevo_jax.learn.verifiers import check_needs, exact_answer, extract_answer, resolve_verifier
 
 
 @pytest.mark.parametrize(
@@ -51,3 +51,23 @@ def test_ones_own_verifier(tmp_path, monkeypatch):
     with pytest.raises(UserError) as error:
         resolve_verifier("my_verifiers:exakt")
     assert (error.value.nearest, error.value.where) == ("exact", "schedule.verifier")
+
+
+@pytest.mark.parametrize(
+    ("reference", "text", "right"),
+    [
+        ("34", r"<think>\boxed{3}</think> so \boxed{34}.", 1), ("1/2", r"\boxed{\frac{1}{2}}", 1), ("1000", r"\boxed{1,000}", 1),
+        ("0.5", "Thus\n<answer>\\frac{1}{2}</answer>", 1), (r"\text{odd}", r"\boxed{Odd}", 1), ("7", r"\boxed{\dfrac{14}{2}}", 1),
+        ("7", r"first \boxed{7}, no: \boxed{8}", 0), ("x+1", "So it is\n$x+1$", 1), (r"\frac{a}{b}", r"\boxed{\frac{a}{b}}", 1),
+        ("3", r"<think>\boxed{3}", 0), ("3", "", 0), ("-2", "-2.0", 1), ("12", "112", 0),
+    ],
+)  # fmt: skip
+def test_exact_answers(reference, text, right):
+    assert exact_answer({"reference": reference}, text) == right
+
+
+def test_a_record_without_what_the_verifier_reads_is_named():
+    verifier = resolve_verifier("coevo_jax.learn.verifiers:exact_answer")
+    check_needs(verifier, [{"id": "a", "reference": "1"}], "f")
+    with pytest.raises(UserError, match="'b' has no reference"):
+        check_needs(verifier, [{"id": "a", "reference": "1"}, {"id": "b", "reference": " "}], "f")

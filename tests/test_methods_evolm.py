@@ -66,7 +66,7 @@ def test_request_ids_are_unique_and_below_2_to_56() -> None:
 
 
 def test_the_numbers_of_the_kinds_never_change() -> None:  # they are part of the noise of every run
-    order = ["answer", "rubric", "policy_rubric", "accepted", "rejected", "infer", "pair_rubric", "judge"]
+    order = ["answer", "rubric", "policy_rubric", "accepted", "rejected", "infer", "pair_rubric", "judge", "heldout"]
     assert {name: i for i, name in enumerate(order)} == KINDS
 
 

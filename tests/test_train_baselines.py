@@ -91,9 +91,10 @@ def test_judges_that_write(tmp_path, protocol, overrides):
 def test_a_reference_beside_the_answer(tmp_path, with_references):
     done = run(tmp_path / "run", *TWO, *MODEL, *NO_RUBRIC, "judge.protocol=likert_reference", f"data.prompts={with_references}")
     check_run(done, "likert_reference")
-    with pytest.raises(UserError, match="has no reference") as caught:
-        system_of(*MODEL, *TWO, *NO_RUBRIC, "judge.protocol=likert_reference")
-    assert "tiny-" in caught.value.what
+    path = tmp_path / "bare.jsonl"
+    path.write_text(json.dumps({"id": "bare-1", "prompt": "write 3 words"}) + "\n")
+    with pytest.raises(UserError, match="'bare-1' has no reference"):
+        system_of(*MODEL, *TWO, *NO_RUBRIC, "judge.protocol=likert_reference", f"data.prompts={path}")
 
 
 def test_several_samples_of_a_judge(tmp_path):

@@ -17,6 +17,7 @@ from coevo_jax.config.model import (
     api_model,
     judge_sampler,
 )
+from coevo_jax.config.reward import ControlConfig, CriticConfig, RewardConfig, RlcerConfig
 from coevo_jax.config.system import (
     CompatConfig,
     DataConfig,
@@ -48,6 +49,11 @@ class Experiment:
     pairs: PairConfig = PairConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     warmup: WarmupConfig = WarmupConfig()
+    reward: RewardConfig = RewardConfig()
+    rlcer: RlcerConfig = RlcerConfig()
+    critic: CriticConfig = CriticConfig()
+    control: ControlConfig = ControlConfig()
+    heldout_judge: JudgeConfig = JudgeConfig(source="")  # scores some answers and rewards none; '' = none
     advantage: AdvantageConfig = AdvantageConfig()
     loss: LossConfig = LossConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -61,6 +67,8 @@ class Experiment:
 __all__ = [
     "AdvantageConfig",
     "CompatConfig",
+    "ControlConfig",
+    "CriticConfig",
     "DataConfig",
     "EndpointConfig",
     "Experiment",
@@ -72,6 +80,8 @@ __all__ = [
     "OptimizerConfig",
     "PairConfig",
     "PanelConfig",
+    "RewardConfig",
+    "RlcerConfig",
     "RubricConfig",
     "RunConfig",
     "SamplerConfig",

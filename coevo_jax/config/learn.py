@@ -11,7 +11,7 @@ REMAT_NAMES = ("attention", "qkv", "residual", "gate", "up")
 
 @dataclasses.dataclass(frozen=True)
 class AdvantageConfig:
-    kind: str = "mean"  # group_std | mean | leave_one_out
+    kind: str = "mean"  # group_std | mean | leave_one_out | gae (PPO: a critic's, CriticConfig; no group statistics)
     ddof: int = 0  # group_std: 0 population, 1 sample
     epsilon: float = 1e-6  # group_std: added to the std
     drop_zero_variance: bool = True  # groups whose max equals their min

@@ -77,7 +77,7 @@ class JudgeConfig:
 
     source: str = "smollm2"  # like ModelConfig.source, 'api:MODEL' (an endpoint), or 'oracle' (rules of the small world)
     # With a rubric: json_score | json_criteria | criterion_logits | rar_implicit | rar_explicit | oracle (the small world's).
-    # Without: likert | likert_reference | scalar (a reward model) | random (a coin).
+    # points (schedule.mode=rlcer). Without: likert | likert_reference | scalar (a reward model) | random (a coin).
     protocol: str = "criterion_logits"
     dtype: str = "float32"
     weights: str = "full"  # full | int8: matrices as int8 with a scale an output channel (models/quantize.py)

@@ -28,6 +28,10 @@ SMOKE: dict[str, Any] = {
     "advantage.max_resample": 1,
     "warmup.data": "tiny",
     "warmup.batch": 4,
+    "reward.data": "tiny",
+    "reward.pairs": 4,
+    "reward.max_tokens": 0,
+    "reward.eval_every": 1,
     "pairs.min_gap": 1,
     "pairs.max_gap": 8,
     "pairs.per_slot": 8,
@@ -35,6 +39,10 @@ SMOKE: dict[str, Any] = {
     "rubric_sampling.max_new_tokens": 48,
     "question_sampling.max_new_tokens": 24,
     "judge.sampling.max_new_tokens": 32,
+    "heldout_judge.sha256": "",
+    "heldout_judge.sampling.max_new_tokens": 32,
+    "heldout_judge.max_prompt": 0,
+    "heldout_judge.length_classes": (),
     "judge.max_prompt": 0,
     "judge.length_classes": (),
     "update.pack_length": 512,
@@ -56,9 +64,17 @@ SMOKE: dict[str, Any] = {
     "mesh.tensor": 1,
     "run.save_every": 2,
 }
-SOURCES = ("generator.source", "judge.source")  # kept where no weights are read: '', oracle, an endpoint's model
+SOURCES = (
+    "generator.source",
+    "judge.source",
+    "heldout_judge.source",
+    "critic.source",
+)  # kept where no weights are read: '', oracle, an endpoint's model
 TURNS = "panel.from_cycle"  # whose cycles come one after another, so that every judge serves
-MOST = {"warmup.updates": 2, "run.keep": 2}  # kept where they are less
+MOST = {  # kept where they are less
+    "warmup.updates": 2, "run.keep": 2, "control.overlong_buffer": 6, "control.heldout_answers": 2,
+    "critic.warmup_updates": 1, "reward.heldout": 4,
+}  # fmt: skip
 
 
 def shrink(cfg: Experiment) -> Experiment:

@@ -27,7 +27,7 @@ class RubricConfig:
     # | data (the record's 'rubric', in the form of `schema`). The last three need schedule.order=policy_only.
     source: str = "generator"
     prompt: str = "rubric_dealbreaker"  # rubric_long | rubric_dealbreaker, or a path to a template file
-    schema: str = "json_criteria"  # json_criteria | rar (coevo_jax/rubrics, one file a schema)
+    schema: str = "json_criteria"  # json_criteria | rar | points (RLCER; coevo_jax/rubrics, one file a schema)
     reward: str = "margin"  # margin | binary | separation | log_sigmoid
     separation_weight: float = 0.3
     alpha: float = 0.7  # alpha * reward + (1 - alpha) * format
@@ -68,8 +68,8 @@ class ScheduleConfig:
     k: int = 50
     prompts: int = 64  # prompt slots of an update
     group: int = 8  # samples a prompt
-    mode: str = "evolm"  # evolm | sft | verifiable
-    verifier: str = ""  # verifiable: dotted path 'module:function'
+    mode: str = "evolm"  # evolm | sft | verifiable | rlcer (RlcerConfig) | reward (trains a reward model, RewardConfig)
+    verifier: str = ""  # verifiable, rlcer: dotted path 'module:function'
 
 
 @dataclasses.dataclass(frozen=True)

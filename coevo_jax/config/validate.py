@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from coevo_jax.config import EndpointConfig, Experiment, Sampling, api_model
+from coevo_jax.config.check_modes import RUBRIC_FREE, check_control, check_critic, check_reward, check_rlcer
 from coevo_jax.config.learn import REMAT_NAMES
 from coevo_jax.config.model import API
 from coevo_jax.config.override import conform, get_at, key_types
@@ -19,9 +20,16 @@ from coevo_jax.config.several import require as _require
 from coevo_jax.errors import UserError, nearest
 
 DTYPES = ("float32", "bfloat16")
-ENDPOINTS = ("judge", "generator")
-RUBRIC_FREE = ("likert", "likert_reference", "scalar", "random")  # judge protocols that read no rubric
-WRITING = ("json_score", "json_criteria", "rar_implicit", "rar_explicit", "likert", "likert_reference")  # that write a verdict
+ENDPOINTS = ("judge", "generator", "heldout_judge")
+WRITING = (
+    "json_score",
+    "json_criteria",
+    "rar_implicit",
+    "rar_explicit",
+    "points",
+    "likert",
+    "likert_reference",
+)  # that write a verdict
 GUIDED = ("json_score", "json_criteria")  # of them those with a grammar
 ORDERS = ("alternate", "generator_first", "policy_only", "generator_only")
 REMATS = ("none", "dots", "full")
@@ -39,12 +47,12 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "panel.tie_breaker": ("mean_score", "first_judge"),
     "data.over_limit": ("filter", "refuse"),
     "rubric.source": ("generator", "none", "predefined", "data"),
-    "rubric.schema": ("json_criteria", "rar"),
+    "rubric.schema": ("json_criteria", "rar", "points"),
     "rubric.reward": ("margin", "binary", "separation", "log_sigmoid"),
     "pairs.on_empty": ("nearest", "drop"),
     "schedule.order": ORDERS,
-    "schedule.mode": ("evolm", "sft", "verifiable"),
-    "advantage.kind": ("group_std", "mean", "leave_one_out"),
+    "schedule.mode": ("evolm", "sft", "verifiable", "rlcer", "reward"),
+    "advantage.kind": ("group_std", "mean", "leave_one_out", "gae"),
     "loss.aggregation": ("token", "sequence", "constant"),
     "loss.ratio": ("token", "sequence"),
     "loss.kl_estimator": ("k1", "k2", "k3"),
@@ -58,6 +66,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "mesh.train": ("tensor", "fsdp", "context"),
     **{f"{role}.endpoint.length_field": ("max_tokens", "max_completion_tokens") for role in ENDPOINTS},
 }
+
+for _key in [key for key in CHOICES if key.startswith("judge.")]:
+    CHOICES["heldout_" + _key] = CHOICES[_key]
 
 # Smallest and largest value of a key, both allowed.
 RANGES: dict[str, tuple[float, float]] = {
@@ -115,6 +126,48 @@ RANGES: dict[str, tuple[float, float]] = {
         (0, 1),
     ),
     "schedule.group": (2, math.inf),
+    **dict.fromkeys(
+        ("reward.pairs", "reward.eval_every", "control.heldout_every", "control.heldout_answers", "control.ngram"), (1, math.inf)
+    ),
+    **dict.fromkeys(
+        (
+            *(
+                "reward.max_tokens",
+                "reward.heldout",
+                "reward.center",
+                "reward.head_std",
+                "critic.lr",
+                "critic.warmup_updates",
+                "critic.clip",
+            ),
+            *(
+                "rlcer.outcome_weight",
+                "rlcer.cot_weight",
+                "critic.head_std",
+                "control.overlong_buffer",
+                "control.overlong_penalty",
+                "control.judge_gap",
+                "control.kl",
+            ),
+            *("control.entropy_low", "control.entropy_high"),
+        ),
+        (0, math.inf),
+    ),
+    **dict.fromkeys(
+        (
+            *(
+                "rlcer.correlation",
+                "rlcer.correct",
+                "critic.gamma",
+                "critic.lam",
+                "control.rubric_dropout",
+                "control.length_correlation",
+                "control.verdict_like",
+            ),
+            *("control.repeated_ngrams", "control.part_share", "control.judge_agreement"),
+        ),
+        (0, 1),
+    ),
     "judge.samples": (1, 64),
     **{f"{role}.endpoint.concurrency": (1, 1024) for role in ENDPOINTS},
     **{f"{role}.endpoint.retries": (0, 100) for role in ENDPOINTS},
@@ -123,8 +176,10 @@ RANGES: dict[str, tuple[float, float]] = {
     **{f"{role}.endpoint.timeout_s": (0.001, 86400) for role in ENDPOINTS},
     **{f"{role}.endpoint.{n}": (0, math.inf) for role in ENDPOINTS for n in ("price_in", "price_out")},
 }
+for _key in [key for key in RANGES if key.startswith("judge.")]:
+    RANGES["heldout_" + _key] = RANGES[_key]
 PROCEDURAL = "reasoning_gym"  # tasks with a verifier of their own
-SAMPLINGS = ("answer", "rubric_sampling", "question_sampling", "judge.sampling")
+SAMPLINGS = ("answer", "rubric_sampling", "question_sampling", "judge.sampling", "heldout_judge.sampling")
 
 
 def validate(cfg: Experiment) -> None:
@@ -138,7 +193,8 @@ def validate(cfg: Experiment) -> None:
     for key in (*SAMPLINGS, *(f"panel.judges.{i}.sampling" for i in range(len(cfg.panel.judges)))):
         _check_sampling(key, get_at(cfg, key))
     checks = (_check_names, _check_roles, _check_remote, _check_rubric, _check_learn, _check_lengths, _check_pairs, _check_guided)
-    for check in (*checks, _check_judge, _check_panel, _check_policies, _check_run):
+    extra = (_check_panel, _check_policies, check_reward, check_rlcer, check_critic, check_control)
+    for check in (*checks, _check_judge, *extra, _check_run):
         check(cfg)
 
 
@@ -264,8 +320,8 @@ def _check_learn(cfg: Experiment) -> None:
     )
     own = cfg.schedule.verifier not in ("", PROCEDURAL)
     _require(
-        cfg.schedule.mode != "verifiable" or own or f"{PROCEDURAL}:" in cfg.data.prompts,
-        f"schedule.mode=verifiable has no verifier for data.prompts={cfg.data.prompts}",
+        cfg.schedule.mode not in ("verifiable", "rlcer") or own or f"{PROCEDURAL}:" in cfg.data.prompts,
+        f"schedule.mode={cfg.schedule.mode} has no verifier for data.prompts={cfg.data.prompts}",
         "schedule.mode, schedule.verifier, data.prompts",
         "a dotted path module:function as schedule.verifier, or data.prompts=reasoning_gym:TASK",
     )
@@ -274,9 +330,13 @@ def _check_learn(cfg: Experiment) -> None:
 def used_samplings(cfg: Experiment) -> Iterator[tuple[str, Sampling, bool]]:
     """(key, sampling, is its text trained) for each kind of text that the run's own engines draw."""
     mode, order = cfg.schedule.mode, cfg.schedule.order
-    if mode == "sft":
+    if mode in ("sft", "reward"):
         return
-    yield "answer", cfg.answer, mode == "verifiable" or order != "generator_only"
+    yield "answer", cfg.answer, mode != "evolm" or order != "generator_only"
+    if mode == "rlcer":
+        yield "rubric_sampling", cfg.rubric_sampling, order == "alternate"
+        if cfg.judge.protocol in WRITING and not api_model(cfg.judge.source):
+            yield "judge.sampling", cfg.judge.sampling, False
     if mode == "evolm":
         if cfg.rubric.source == "generator" and not api_model(cfg.generator.source):
             yield "rubric_sampling", cfg.rubric_sampling, order != "policy_only"
@@ -294,7 +354,8 @@ def trains_generator(cfg: Experiment) -> bool:
 
 def generator_learns(cfg: Experiment) -> bool:
     """Does anything train the generator's weights: rubric updates, or a warm-up on rubrics?"""
-    return trains_generator(cfg) or cfg.warmup.updates > 0
+    evolving = cfg.schedule.mode == "rlcer" and cfg.schedule.order == "alternate"
+    return trains_generator(cfg) or evolving or cfg.warmup.updates > 0
 
 
 def _check_lengths(cfg: Experiment) -> None:
@@ -377,6 +438,8 @@ def _check_remote(cfg: Experiment) -> None:
     )
     _check_endpoint("judge", cfg.judge.source, cfg.judge.thinking, cfg.judge.endpoint)
     _check_endpoint("generator", cfg.generator.source, cfg.generator.thinking, cfg.generator.endpoint)
+    heldout = cfg.heldout_judge
+    _check_endpoint("heldout_judge", heldout.source, heldout.thinking, heldout.endpoint)
 
 
 def _check_endpoint(role: str, source: str, thinking: bool, cfg: EndpointConfig) -> None:

@@ -35,7 +35,7 @@ BUNDLED = {
 # By kind of record, our columns that a file may call otherwise.
 NAMES = {
     "prompts": ("prompt", "reference", "id"),
-    "pairs": ("prompt", "chosen", "rejected", "id"),
+    "pairs": ("prompt", "chosen", "rejected", "margin", "id"),
     "rankings": ("prompt", "answers", "scores", "ranks", "id"),
     "chat": ("messages", "question", "id"),
 }

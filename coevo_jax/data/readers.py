@@ -30,7 +30,7 @@ class Prompt(TypedDict, total=False):
 
 
 class Pair(TypedDict):
-    """Two answers to a question, the first one preferred."""
+    """Two answers to a question, the first one preferred. Where the row has a number `margin`, by how much."""
 
     id: str
     prompt: str
@@ -237,11 +237,17 @@ def pair_record(row: Row, columns: Columns, place: str) -> Row:
     )
     if chosen == rejected:
         raise UserError("chosen and rejected are the same text", where=place, expected="two different answers")
-    return {
+    record = {
         "prompt": text(take(row, "prompt", columns, place), columns.get("prompt", "prompt"), place),
         "chosen": chosen,
         "rejected": rejected,
     }
+    margin = take(row, "margin", columns, place) if "margin" in columns else row.get("margin")
+    if margin is None:
+        return record
+    if not _is_number(margin):
+        raise UserError(f"margin is {_kind(margin)}", where=place, expected="a finite number")
+    return record | {"margin": float(margin)}
 
 
 def ranking_record(row: Row, columns: Columns, place: str) -> Row:

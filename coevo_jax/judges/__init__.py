@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from coevo_jax.config import JudgeConfig
 from coevo_jax.errors import UserError, nearest
-from coevo_jax.judges import criterion_logits, json_criteria, json_score, likert, rar_explicit
+from coevo_jax.judges import criterion_logits, json_criteria, json_score, likert, points, rar_explicit
 from coevo_jax.judges.aggregate import weighted_mean
 from coevo_jax.judges.base import MAX_ATTEMPTS, Instrument, Judge, JudgeItem
 from coevo_jax.judges.coin import CoinJudge
@@ -35,6 +35,7 @@ JUDGES: dict[str, Callable[[Instrument], Judge]] = {
     "json_criteria": json_criteria.make,
     "criterion_logits": criterion_logits.make,
     "rar_explicit": rar_explicit.make,
+    "points": points.make,
     **{protocol: likert.make(protocol) for protocol in likert.RATINGS},
 }
 MODEL_FREE = {"oracle": _oracle, "random": _coin}
@@ -45,6 +46,7 @@ JUDGE_PROMPTS = {
     "json_criteria": "judge_criteria",
     "criterion_logits": criterion_logits.TEMPLATE,
     "rar_explicit": rar_explicit.TEMPLATE,
+    "points": points.TEMPLATE,
     **{protocol: template for protocol, (template, _) in likert.RATINGS.items()},
 }
 

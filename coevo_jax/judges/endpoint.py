@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 
 from coevo_jax.config import JudgeConfig
-from coevo_jax.judges import criterion_logits, json_criteria, json_score, likert, rar_explicit
+from coevo_jax.judges import criterion_logits, json_criteria, json_score, likert, points, rar_explicit
 from coevo_jax.judges.aggregate import weighted_mean
 from coevo_jax.judges.base import RETRIED, Judge, JudgeItem, check_items
 from coevo_jax.records.verdicts import Verdict, failed
@@ -117,6 +117,8 @@ def make(cfg: JudgeConfig, endpoint: Endpoint) -> Judge:
         return EndpointWritingJudge(cfg.protocol, endpoint, cfg, slots, template, likert.read)
     if cfg.protocol == "criterion_logits":
         return EndpointCriterionLogits(endpoint, cfg)
+    if cfg.protocol == "points":
+        return EndpointWritingJudge("points", endpoint, cfg, points.slots, points.TEMPLATE, points.read)
     template, read = {"json_score": ("judge_score", json_score.read), "json_criteria": ("judge_criteria", json_criteria.read)}[
         cfg.protocol
     ]

@@ -33,6 +33,13 @@ SHORTEST = 128  # positions of the shortest compiled row; splash runs multiples 
 LEAST = 8  # positions a sequence takes of the bound on a batch's sequences
 
 
+def conversation(tokenizer: ChatTokenizer, question: str, answer: str) -> list[int]:
+    """Token ids of a conversation that a reward model reads, in training as in judging. The template decides about the first
+    token, and nothing adds it again."""
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return tokenizer.render(messages, thinking=False, system=None, add_generation_prompt=False)
+
+
 class RewardModel:
     """A reward model and its compiled programs, one for each length of rows. params: of models.load.load_scalar; attention: of
     models.attention (xla holds the square of a row's length)."""
@@ -55,9 +62,8 @@ class RewardModel:
             self._run([np.zeros(1, np.int32)], T)
 
     def ids(self, question: str, answer: str) -> list[int]:
-        """Token ids of the conversation. The template decides about the first token, and nothing adds it again."""
-        messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        return self.tokenizer.render(messages, thinking=False, system=None, add_generation_prompt=False)
+        """Token ids of the conversation."""
+        return conversation(self.tokenizer, question, answer)
 
     def logits(self, sequences: Sequence[Sequence[int]]) -> np.ndarray:
         """The head's value at the end of each sequence, float32, in their order."""

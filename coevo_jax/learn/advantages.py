@@ -45,6 +45,8 @@ def group_advantages(rewards: np.ndarray, group_ids: np.ndarray, valid: np.ndarr
     _check(rewards, group_ids, valid)
     values, keep = np.zeros(len(rewards)), valid.copy()
     groups = np.unique(group_ids)
+    if cfg.kind == "gae":  # rewards as they are: the critic makes advantages of them, token by token (learn/critic.py)
+        return _rewards(rewards, group_ids, valid, groups)
     zero_variance, dropped = [], []
     for group in groups:
         inside = (group_ids == group) & valid
@@ -57,6 +59,16 @@ def group_advantages(rewards: np.ndarray, group_ids: np.ndarray, valid: np.ndarr
         elif not constant:
             values[inside] = relative(rewards[inside], cfg)
     return Advantages(values, keep, groups, np.asarray(zero_variance, groups.dtype), np.asarray(dropped, groups.dtype))
+
+
+def _rewards(rewards: np.ndarray, group_ids: np.ndarray, valid: np.ndarray, groups: np.ndarray) -> Advantages:
+    """Every valid sample trains, on its reward; a critic needs no group, and equal rewards teach it too."""
+    own = [rewards[(group_ids == group) & valid] for group in groups]
+    constant = [g for g, r in zip(groups, own) if len(r) > 1 and r.max() == r.min()]
+    empty = [g for g, r in zip(groups, own) if not len(r)]
+    return Advantages(
+        np.where(valid, rewards, 0.0), valid.copy(), groups, np.asarray(constant, groups.dtype), np.asarray(empty, groups.dtype)
+    )
 
 
 def relative(rewards: np.ndarray, cfg: AdvantageConfig) -> np.ndarray:

@@ -138,7 +138,7 @@ def make_update(spec: ModelSpec, optimizer: Optimizer, loss: Loss, cfg: Experime
         return state, {**metrics, **applied, "tokens/trained": batch.mask.sum().astype(jnp.float32)}
 
     out = None if mesh is None else (state_shardings(spec, optimizer, mesh, rules), replicated(mesh))
-    options, places = _compiler_options(mesh), _in_shardings(mesh, rules)
+    options, places = compiler_options(mesh), in_shardings(mesh, rules)
     return jax.jit(update, donate_argnums=0, in_shardings=places, out_shardings=out, compiler_options=options)
 
 
@@ -152,7 +152,7 @@ def batch_logprobs(
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probs of the targets and entropies of one micro-batch, both [B,T] float32."""
     u, rules = cfg.update, train_rules(cfg.mesh)
-    batch, back = _in_time_order(batch, u.attention, mesh, rules)
+    batch, back = in_time_order(batch, u.attention, mesh, rules)
     hidden = forward(
         params, spec, batch.tokens, batch.positions, batch.segment_ids,
         remat=u.remat, attention=u.attention, dtype=jnp.dtype(cfg.policy.dtype),
@@ -163,13 +163,13 @@ def batch_logprobs(
     return out if mesh is None else lax.with_sharding_constraint(out, batch_sharding(mesh, rules))
 
 
-def _in_time_order(batch: TokenBatch, attention: str, mesh: Mesh | None, rules: ShardingRules) -> tuple[TokenBatch, Any]:
+def in_time_order(batch: Any, attention: str, mesh: Mesh | None, rules: ShardingRules) -> tuple[Any, Any]:
     """What the model sees of rows [B,T] in the order in which chips share their time, and the indices that lead back."""
     chips = 1 if mesh is None else math.prod(mesh.shape[axis] for axis in mesh_axes(rules.time))
     if chips == 1 or attention == "xla":
         return batch, None
     order = time_order(batch.tokens.shape[1], chips)
-    names = ("tokens", "positions", "segment_ids", "targets")
+    names = [name for name in ("tokens", "positions", "segment_ids", "targets") if hasattr(batch, name)]
     return batch.replace(**{name: getattr(batch, name)[:, order] for name in names}), np.argsort(order)
 
 
@@ -213,14 +213,14 @@ def summed_gradients(
         return grads, {name: x.astype(jnp.float32) for name, x in metrics.items()}
 
     def step(i: jax.Array, carry: tuple[Params, Metrics]) -> tuple[Params, Metrics]:
-        grads, metrics = gradient(params, _micro(batch, i, mesh, rules))
+        grads, metrics = gradient(params, one_micro(batch, i, mesh, rules))
         sums = jax.tree.map(lambda a, g: a + g.astype(a.dtype), carry[0], grads)
         return _like_params(sums, spec, mesh, rules), {name: _combine(name, carry[1][name], x) for name, x in metrics.items()}
 
     shapes = jax.eval_shape(micro_loss, params, jax.tree.map(lambda x: x[0], batch))[1]
     start = {name: jnp.full((), -jnp.inf if name.endswith("/max") else 0.0, jnp.float32) for name in shapes}
     zeros = _like_params(jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params), spec, mesh, rules)
-    return lax.fori_loop(0, _used(batch), step, (zeros, start))
+    return lax.fori_loop(0, used_micros(batch), step, (zeros, start))
 
 
 def apply_gradients(state: TrainState, grads: Params, optimizer: Optimizer, pieces: bool = False) -> tuple[TrainState, Metrics]:
@@ -277,12 +277,12 @@ def logprobs_program(spec: ModelSpec, cfg: Experiment, mesh: Mesh | None = None)
 
     def run(params: Params, batch: TokenBatch, temperature: Any) -> jax.Array:
         def step(i: jax.Array, out: jax.Array) -> jax.Array:
-            logp, _ = batch_logprobs(params, spec, _micro(batch, i, mesh, rules), temperature, cfg, mesh)
+            logp, _ = batch_logprobs(params, spec, one_micro(batch, i, mesh, rules), temperature, cfg, mesh)
             return lax.dynamic_update_index_in_dim(out, logp, i, 0)
 
-        return lax.fori_loop(0, _used(batch), step, jnp.zeros(batch.tokens.shape, jnp.float32))
+        return lax.fori_loop(0, used_micros(batch), step, jnp.zeros(batch.tokens.shape, jnp.float32))
 
-    return jax.jit(run, in_shardings=_in_shardings(mesh, rules), compiler_options=_compiler_options(mesh))
+    return jax.jit(run, in_shardings=in_shardings(mesh, rules), compiler_options=compiler_options(mesh))
 
 
 # ------------------------------------------------------------------------------------------------ micro-batches and meshes
@@ -293,20 +293,21 @@ def rows_devices(mesh: Mesh | None, rules: ShardingRules = RULES) -> int:
     return 1 if mesh is None else math.prod(mesh.shape[axis] for axis in mesh_axes(rules.batch))
 
 
-def _compiler_options(mesh: Mesh | None) -> dict[str, Any] | None:
+def compiler_options(mesh: Mesh | None) -> dict[str, Any] | None:
     """Those of the devices that will run the program, which need not be those of this machine (aot.py)."""
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     return cpu_options("DOT") if platform == "cpu" else None
 
 
-def _micro(batch: TokenBatch, i: jax.Array, mesh: Mesh | None, rules: ShardingRules) -> TokenBatch:
+def one_micro(batch: TokenBatch, i: jax.Array, mesh: Mesh | None, rules: ShardingRules) -> TokenBatch:
+    """Micro-batch i, rows where the rules want them."""
     micro = jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, keepdims=False), batch)
     if mesh is None:
         return micro
     return lax.with_sharding_constraint(micro, batch_sharding(mesh, rules))
 
 
-def _used(batch: TokenBatch) -> jax.Array:
+def used_micros(batch: TokenBatch) -> jax.Array:
     """Micro-batches up to the last one with a token."""
     filled = jnp.any(batch.segment_ids > 0, axis=(1, 2))
     return jnp.max(jnp.where(filled, jnp.arange(1, len(filled) + 1, dtype=jnp.int32), 0))
@@ -341,7 +342,7 @@ def state_shardings(spec: ModelSpec, optimizer: Optimizer, mesh: Mesh, rules: Sh
     return _arrange(state, optimizer, shardings, mesh, lambda _, sharding: sharding)
 
 
-def _in_shardings(mesh: Mesh | None, rules: ShardingRules) -> Any:
+def in_shardings(mesh: Mesh | None, rules: ShardingRules) -> Any:
     """Parameters lie as they come; rows as the rules say; the temperature everywhere."""
     if mesh is None:
         return None

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
 from typing import Any
 
+from coevo_jax.errors import UserError
 from coevo_jax.learn.dotted import resolve_function
 
 Verifier = Callable[[dict[str, Any], str], float]
@@ -36,6 +38,51 @@ def reasoning_gym(record: dict[str, Any], text: str) -> float:
     from coevo_jax.data.reasoning import score_answer
 
     return score_answer(record, extract_answer(text))
+
+
+def exact_answer(record: dict[str, Any], text: str) -> float:
+    """1 where the answer equals the record's reference: equal numbers, or texts alike but for spacing, case and TeX.
+
+    The answer stands after the reasoning: in the last \\boxed{...}, else where extract_answer finds it."""
+    last = text.rpartition("</think>")[2]
+    said = "" if "<think>" in last else boxed(last)
+    return float(_plain_answer(said or extract_answer(text)) == _plain_answer(record["reference"]))
+
+
+exact_answer.needs = ("reference",)  # type: ignore[attr-defined]  # columns that every record must have
+
+
+def check_needs(verifier: Verifier, records: Iterable[Mapping[str, Any]], source: str) -> None:
+    """UserError for the first record without a column that the verifier reads."""
+    for record in records:
+        for name in getattr(verifier, "needs", ()):
+            if not str(record.get(name, "")).strip():
+                raise UserError(f"the prompt {record['id']!r} has no {name}", where=f"schedule.verifier, data.prompts={source}",
+                                expected=f"a {name} in every record ('FILE?{name}=COLUMN' names its column)")  # fmt: skip
+
+
+def boxed(text: str) -> str:
+    """What stands in the last \\boxed{...} whose braces close, or ''."""
+    for start in reversed([found.end() for found in re.finditer(r"\\(?:boxed|fbox)\s*\{", text)]):
+        depth = 1
+        for end in range(start, len(text)):
+            depth += {"{": 1, "}": -1}.get(text[end], 0)
+            if depth == 0:
+                return text[start:end].strip()
+    return ""
+
+
+def _plain_answer(text: str) -> str | Fraction:
+    """A number, or the text without what doesn't count."""
+    text = text.strip().strip("$").strip().rstrip(".").strip()
+    text = re.sub(r"\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}", r"\1", text)
+    text = re.sub(r"\\(?:left|right|,|;|!|\s)|\\[dt]?frac(?=\{)", lambda m: "\\frac" if "frac" in m[0] else "", text)
+    number = re.sub(r"(?<=\d),(?=\d{3}(?:\D|$))", "", text.removeprefix("\\$").removesuffix("%").removesuffix("\\"))
+    number = re.sub(r"^(-?)\\frac\{(-?\d+)\}\{(\d+)\}$", r"\1\2/\3", number.replace(" ", ""))
+    try:
+        return Fraction(number)
+    except (ValueError, ZeroDivisionError):
+        return " ".join(text.casefold().split())
 
 
 def extract_answer(text: str) -> str:

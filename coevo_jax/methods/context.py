@@ -26,7 +26,9 @@ from coevo_jax.watchdog import Watchdog
 # What a request is for. Part of the identity of its noise, so the numbers never change.
 KINDS = {
     name: i
-    for i, name in enumerate(["answer", "rubric", "policy_rubric", "accepted", "rejected", "infer", "pair_rubric", "judge"])
+    for i, name in enumerate(
+        ["answer", "rubric", "policy_rubric", "accepted", "rejected", "infer", "pair_rubric", "judge", "heldout"]
+    )
 }
 
 
@@ -67,6 +69,7 @@ class Context:
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     writer: EndpointWriter | None = None  # writes the rubrics in place of the rubric voice
     watchdog: Watchdog = dataclasses.field(default_factory=Watchdog)
+    heldout: Judge | None = None  # scores some answers and rewards none
 
     @property
     def slots(self) -> range:

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from coevo_jax.config import Experiment
+from coevo_jax.config import Experiment, RubricConfig
 from coevo_jax.config.several import policy_names
 from coevo_jax.judges import JudgeItem
 from coevo_jax.judges.aggregate import group_kappa, vote
 from coevo_jax.judges.several import Panel
 from coevo_jax.methods.context import Context, request_id
+from coevo_jax.methods.control import ask_heldout, drop_criteria, shape_lengths
 from coevo_jax.methods.fixed_rubrics import fixed_rubric
 from coevo_jax.methods.groups import Group, Member, collect, to_batch
 from coevo_jax.methods.pairs import make_pairs
@@ -63,12 +64,14 @@ def policy_batch(ctx: Context, step: Step) -> Batch:
     counts["rubric/endpoint_failed"] = 0
     verdicts: list[Verdict] = []
     rubrics: list[Rubric] = []
+    dropped = Facts()
 
     def make(slots: list[int], attempt: int) -> list[Group]:
         records = {slot: ctx.streams[step.policy].next(slot) for slot in slots}
         answers, parsed = _answers_and_rubrics(ctx, step, records, attempt)
         counts["rubric/endpoint_failed"] += len(slots) - len(parsed)
         found = _retry_invalid(ctx, step, records, attempt, parsed, counts)
+        found = {slot: drop_criteria(ctx.cfg, rubric, step, slot, attempt, dropped) for slot, rubric in found.items()}
         rubrics.extend(rubric for rubric in found.values() if rubric.criteria)
         groups = [
             _answer_group(ctx, step, slot, attempt, records[slot], answers[slot], found[slot]) for slot in slots if slot in found
@@ -76,10 +79,11 @@ def policy_batch(ctx: Context, step: Step) -> Batch:
         for slot in slots:  # the buffer keeps one answer a slot and update, of a dropped group too
             _store(ctx, step, slot, records[slot], answers[slot][0])
         verdicts.extend(_judge_answers(ctx, step, groups, found, records))
+        shape_lengths(ctx.cfg, groups)
         return groups
 
     groups, advantages = collect(ctx, ctx.slots, make)
-    facts = Facts()
+    facts = dropped
     facts.ratio("rubric/valid_share", counts["rubric/valid"], counts["rubric/written"])
     facts.total("rubric/retried", counts["rubric/retried"])
     facts.total("rubric/prompts_dropped", counts["rubric/prompts_dropped"])
@@ -175,19 +179,19 @@ def _judge_answers(
     ctx: Context, step: Step, groups: list[Group], rubrics: dict[int, Rubric], records: dict[int, dict[str, Any]]
 ) -> list[Verdict]:
     """Judge every answer under its group's rubric and set the members' rewards."""
-    items, members = [], []
+    asked: list[tuple[Group, int, Member, JudgeItem]] = []
     for group in groups:
         for index, member in enumerate(group.members):
             request = request_id("judge", group.slot, group.attempt, index)
             reference = records[group.slot].get("reference", "")
-            items.append(JudgeItem(group.question, rubrics[group.slot], member.text, request, reference))
-            members.append(member)
-    verdicts = _judge(ctx, items, step)
-    for member, verdict in zip(members, verdicts):
+            asked.append((group, index, member, JudgeItem(group.question, rubrics[group.slot], member.text, request, reference)))
+    verdicts = _judge(ctx, [item for *_, item in asked], step)
+    for (_, _, member, _), verdict in zip(asked, verdicts):
         member.reward = verdict.score if verdict.status == "ok" else None
         member.note = {"judge": dataclasses.asdict(verdict)}
         if member.reward is not None:
             member.parts = {"judge": member.reward}
+    ask_heldout(ctx, step, asked)
     return verdicts
 
 
@@ -248,7 +252,7 @@ def _judge_rubrics(ctx: Context, step: Step, groups: list[Group], pairs: dict[in
             member.parts = {"format": format_reward(parsed)}
             member.note = {"rubric_status": parsed.status, "rubric_detail": parsed.detail}
             if parsed.value is None:  # an outcome, not a failure: format 0 and both scores 0, the judge is not asked
-                member.reward = rubric_reward(0.0, 0.0, 0.0, ctx.cfg.rubric)
+                _set_reward(member, 0.0, 0.0, 0.0, ctx.cfg.rubric)
                 continue
             asked.append((member, parsed.value))
             rubrics.append(parsed.value)
@@ -261,7 +265,7 @@ def _judge_rubrics(ctx: Context, step: Step, groups: list[Group], pairs: dict[in
         if plus.score is None or minus.score is None:
             continue  # the rubric leaves its group
         member.parts |= {"margin": plus.score - minus.score, "accepted": plus.score, "rejected": minus.score}
-        member.reward = rubric_reward(plus.score, minus.score, 1.0, ctx.cfg.rubric)
+        _set_reward(member, plus.score, minus.score, 1.0, ctx.cfg.rubric)
         if isinstance(ctx.judge, Panel):
             member.note["margins"] = [a - b for a, b in zip(plus.parts, minus.parts)]
     if isinstance(ctx.judge, Panel):
@@ -276,7 +280,13 @@ def _reward_by_panel(ctx: Context, group: Group, judges: int) -> None:
     margins = [m.note.get("margins", [0.0] * judges) for m in members]  # none of an invalid rubric
     rewards = panel_rewards(margins, [m.parts["format"] for m in members], ctx.cfg.rubric, ctx.cfg.panel)
     for member, reward in zip(members, rewards):
-        member.reward = reward
+        member.reward, member.terms = reward, {}
+
+
+def _set_reward(member: Member, accepted: float, rejected: float, fmt: float, cfg: RubricConfig) -> None:
+    member.reward = rubric_reward(accepted, rejected, fmt, cfg)
+    form = (1 - cfg.alpha) * fmt
+    member.terms = {"judge": member.reward - form, "format": form} if cfg.alpha < 1 else {}
 
 
 # ---------------------------------------------------------------------------------------------------- both phases

@@ -5,7 +5,6 @@ A group has an explicit id, `attempt * P + slot`; advantages are computed over i
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,34 +13,10 @@ import numpy as np
 from coevo_jax.learn.advantages import Advantages, group_advantages
 from coevo_jax.learn.packing import Sample
 from coevo_jax.methods.context import Context
+from coevo_jax.methods.control import watch
+from coevo_jax.methods.members import Group, Member
 from coevo_jax.methods.stage import Batch, Step
 from coevo_jax.records.facts import Facts
-from coevo_jax.sampler import Completion
-
-
-@dataclasses.dataclass
-class Member:
-    """One completion of a group: text, reward (None: the instrument failed), the reward's parts, what the dump shows."""
-
-    completion: Completion
-    text: str
-    reward: float | None
-    parts: dict[str, float] = dataclasses.field(default_factory=dict)
-    note: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass
-class Group:
-    """The completions of one prompt. `note` goes to every row of the dump."""
-
-    slot: int
-    attempt: int
-    prompt: list[int]
-    question: str
-    record_id: str
-    members: list[Member]
-    note: dict[str, Any] = dataclasses.field(default_factory=dict)
-
 
 Maker = Callable[[list[int], int], list[Group]]  # (slots, attempt) -> the groups that could be made, at most one a slot
 
@@ -60,10 +35,11 @@ def collect(ctx: Context, slots: Iterable[int], make: Maker) -> tuple[list[Group
         pending = [slot for slot in pending if slot not in kept]
         if not pending:
             break
-    return groups, _advantages(ctx, groups)
+    return groups, advantages_of(ctx, groups)
 
 
-def _advantages(ctx: Context, groups: list[Group]) -> Advantages:
+def advantages_of(ctx: Context, groups: list[Group]) -> Advantages:
+    """Advantages of all members, inside their groups."""
     ids = np.asarray([g.attempt * ctx.cfg.schedule.prompts + g.slot for g in groups for _ in g.members], np.int64)
     rewards = np.asarray([0.0 if m.reward is None else m.reward for g in groups for m in g.members], np.float64)
     valid = np.asarray([m.reward is not None for g in groups for m in g.members], bool)
@@ -83,7 +59,7 @@ def _fill_failed(ids: np.ndarray, rewards: np.ndarray, valid: np.ndarray) -> tup
 
 
 def _kept_slots(ctx: Context, groups: list[Group]) -> set[int]:
-    keep = _advantages(ctx, groups).keep if groups else np.zeros(0, bool)
+    keep = advantages_of(ctx, groups).keep if groups else np.zeros(0, bool)
     owners = [g.slot for g in groups for _ in g.members]
     return {slot for slot, kept in zip(owners, keep) if kept}
 
@@ -92,6 +68,7 @@ def to_batch(ctx: Context, step: Step, groups: list[Group], advantages: Advantag
     """Training samples of the kept groups, with the common metrics before the method's and the dump rows of all groups."""
     samples: list[Sample] = []
     rollouts: list[dict[str, Any]] = []
+    watched, behind = watch(ctx.cfg, step.role, groups)  # before the rows, whose notes it may add to
     position = 0
     for group in groups:
         for index, member in enumerate(group.members):
@@ -103,24 +80,26 @@ def to_batch(ctx: Context, step: Step, groups: list[Group], advantages: Advantag
                 c = member.completion
                 samples.append(
                     Sample(
-                        prompt=group.prompt, completion=c.tokens, sampler_logp=c.logprobs, advantage=advantage,
+                        prompt=member.prompt or group.prompt, completion=c.tokens, sampler_logp=c.logprobs, advantage=advantage,
                         group=group_id, index=index, truncated=c.finish == "length",
                     )
                 )  # fmt: skip
     common = _common_facts(groups, advantages)
     common.extend(facts)
-    return Batch(samples, common, rollouts)
+    common.extend(watched)
+    return Batch(samples, common, rollouts, behind)
 
 
 def _row(
     ctx: Context, step: Step, group: Group, group_id: int, index: int, member: Member, kept: bool, advantage: float
 ) -> dict[str, Any]:
     c = member.completion
-    prompt = ctx.voices[step.role].tokenizer.decode(group.prompt, keep_special=True)
+    ids = member.prompt or group.prompt
+    prompt = ctx.voices[step.role].tokenizer.decode(ids, keep_special=True)
     return {
         "update": step.update, "cycle": step.cycle, "role": step.role, "slot": group.slot, "group": group_id, "sample": index,
         "record": group.record_id, "question": group.question, "prompt": prompt,
-        "completion": ctx.raw(c.tokens, step.role), "prompt_ids": list(group.prompt), "completion_ids": c.tokens.tolist(),
+        "completion": ctx.raw(c.tokens, step.role), "prompt_ids": list(ids), "completion_ids": c.tokens.tolist(),
         "finish": c.finish, "reward": member.reward, "parts": member.parts, "advantage": advantage, "trained": kept,
         **group.note, **member.note,
     }  # fmt: skip

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from coevo_jax.learn.packing import Sample
 from coevo_jax.methods.context import Context
 from coevo_jax.records.facts import Facts
 
@@ -23,13 +22,46 @@ class Step:
     policy: str = "policy"
 
 
+class Behind:
+    """For a metric, the rows that drive it: (size, name), the largest few."""
+
+    SHOWN = 3
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[tuple[float, str]]] = {}
+
+    def add(self, metric: str, rows: Iterable[tuple[float, str]]) -> None:
+        """Join rows; those of size 0 drive nothing."""
+        found = [*self.rows.get(metric, []), *((float(size), name) for size, name in rows if size > 0)]
+        self.rows[metric] = sorted(found, key=lambda row: -row[0])[: self.SHOWN]
+
+    def join(self, other: Mapping[str, Iterable[tuple[float, str]]]) -> None:
+        """Join those of another part or process."""
+        for metric, rows in other.items():
+            self.add(metric, rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Samples of a further optimizer step of the same update, of the weights of `role`. name: before its metrics."""
+
+    name: str
+    role: str
+    samples: list[Any]
+    rollouts: list[dict[str, Any]]
+    temperature: float
+
+
 @dataclasses.dataclass
 class Batch:
-    """One update's training samples, what its metrics are made of, and the rows of its rollout file: of this process's slots."""
+    """One update's training samples, what its metrics are made of, and the rows of its rollout file: of this process's slots.
+    behind: the rows that a metric against reward hacking comes from. then: further optimizer steps, as many on every process."""
 
-    samples: list[Sample]
+    samples: list[Any]  # learn.packing.Sample, or learn.reward_model.PairSample
     facts: Facts
     rollouts: list[dict[str, Any]]
+    behind: Behind = dataclasses.field(default_factory=Behind)
+    then: tuple[Part, ...] = ()
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -39,8 +71,8 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """`loss`: 'policy' (cfg.loss) or 'sft'. `counts_as_policy`: do its updates age the stored answers? `policy`: whose answers
-    its batches hold."""
+    """`loss`: 'policy' (cfg.loss), 'sft' or 'reward' (pairs). `counts_as_policy`: do its updates age the stored answers?
+    `policy`: whose answers its batches hold."""
 
     name: str
     role: str
@@ -49,4 +81,5 @@ class Stage:
     make_batch: Callable[[Context, Step], Batch]
     loss: str = "policy"
     counts_as_policy: bool = False
+    then_role: str = ""  # whom a second optimizer step of its updates trains
     policy: str = "policy"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from coevo_jax.config import Experiment
 from coevo_jax.learn.verifiers import resolve_verifier
 from coevo_jax.methods.context import Context
+from coevo_jax.methods.control import shape_lengths
 from coevo_jax.methods.groups import Group, Member, collect, to_batch
 from coevo_jax.methods.stage import Batch, Stage, Step
 from coevo_jax.records.facts import Facts
@@ -36,6 +37,7 @@ def policy_batch(ctx: Context, step: Step) -> Batch:
             for member in members:
                 member.parts = {"verifier": member.reward or 0.0}
             groups.append(Group(slot, attempt, ids, record["prompt"], record["id"], members))
+        shape_lengths(ctx.cfg, groups)
         return groups
 
     groups, advantages = collect(ctx, ctx.slots, make)

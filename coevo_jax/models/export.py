@@ -6,6 +6,7 @@ python -m coevo_jax.models.export --source=DIR_OR_GGUF --out=exported --dtype=bf
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import sys
@@ -20,11 +21,13 @@ from safetensors.numpy import save_file
 
 from coevo_jax.config import ModelConfig
 from coevo_jax.errors import UserError, parse_flags
-from coevo_jax.models.files import SafetensorsFolder, new_folder
+from coevo_jax.models.files import SafetensorsFolder, new_folder, read_json
 from coevo_jax.models.forward import forward, unembed
 from coevo_jax.models.hf_weights import HF_NAMES, build_params, file_tensors
 from coevo_jax.models.load import DTYPES, load_model, save_orbax, write_config
+from coevo_jax.models.scalar import head_values
 from coevo_jax.models.spec import ModelSpec, spec_from_hf
+from coevo_jax.text.chat import ChatTokenizer
 
 SHARD_BYTES = 5_000_000_000
 CHECK_TOKENS = 32
@@ -39,9 +42,25 @@ def export_hf(
     """
     with new_folder(out) as folder:
         write_config(spec, tokenizer_folder, params["embed"].dtype, folder)
+        if spec.scalar:
+            write_padding(folder)
         _write_tensors(params, spec, folder, shard_bytes)
         gap = _check(params, spec, folder)
     return gap
+
+
+def write_padding(folder: pathlib.Path) -> None:
+    """Give a reward model a padding token that stands in no conversation: transformers reads the head at the last token that is
+    no padding, and SmolLM2, for one, pads with the token that ends a turn."""
+    found = ChatTokenizer.load(folder).padding_token()
+    if found is None:
+        return  # transformers then takes one conversation at a time
+    path = folder / "config.json"
+    path.write_text(json.dumps(read_json(path) | {"pad_token_id": found[0]}, indent=2) + "\n", encoding="utf-8")
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if (path := folder / name).exists():
+            text = json.dumps(read_json(path) | {"pad_token": found[1]}, indent=2, ensure_ascii=False)
+            path.write_text(text + "\n", encoding="utf-8")
 
 
 def _write_tensors(params: Any, spec: ModelSpec, folder: pathlib.Path, shard_bytes: int) -> None:
@@ -76,6 +95,7 @@ def _shards(params: Any, spec: ModelSpec, shard_bytes: int, itemsize: int) -> It
 def _check(params: Any, spec: ModelSpec, folder: pathlib.Path) -> float:
     """Read the folder back and compare spec and logits; an error here is a bug, not bad input."""
     again = spec_from_hf(json.loads((folder / "config.json").read_text(encoding="utf-8")), str(folder / "config.json"))
+    again = dataclasses.replace(again, scalar=spec.scalar)  # which the weights say
     if again != spec:
         raise RuntimeError(f"the exported config.json reads as another architecture:\n{again}\n{spec}")
     shardings = jax.tree.map(lambda p: p.sharding, params) if len(params["embed"].sharding.device_set) > 1 else None
@@ -109,7 +129,10 @@ def _logits(params: Any, spec: ModelSpec) -> jax.Array:
 
 
 def _forward_logits(params: Any, spec: ModelSpec, tokens: jax.Array, positions: jax.Array, segments: jax.Array) -> jax.Array:
-    return unembed(params, spec, forward(params, spec, tokens, positions, segments, dtype=params["embed"].dtype))
+    """Logits at every position, or the values of a scalar head."""
+    dtype = params["embed"].dtype
+    hidden = forward(params, spec, tokens, positions, segments, dtype=dtype)
+    return head_values(params, hidden, dtype) if spec.scalar else unembed(params, spec, hidden)
 
 
 _forward = jax.jit(_forward_logits, static_argnames="spec")

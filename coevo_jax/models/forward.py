@@ -70,7 +70,9 @@ def param_shapes(spec: ModelSpec) -> dict[str, Any]:
         "layers": layers,
         "final_norm": ParamInfo((D,), ("embed",), 0),
     }
-    if not spec.tied:
+    if spec.scalar:
+        tree["score"] = ParamInfo((D,), ("embed",), D)
+    elif not spec.tied:
         tree["unembed"] = ParamInfo((D, spec.vocab_size), ("table", "vocab"), D)
     return tree
 

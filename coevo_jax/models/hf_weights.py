@@ -25,6 +25,7 @@ Layout = tuple[tuple[int, ...], ...]
 LAYOUTS: dict[str, Layout] = {
     "embed": ((0,), (1,)),  # [V,D]
     "unembed": ((1,), (0,)),  # [V,D] <- [D,V]
+    "score": ((), (0,)),  # [1,D] <- [D]
     "q": ((1, 2), (0,)),  # [H*d,D] <- [D,H,d]
     "k": ((1, 2), (0,)),
     "v": ((1, 2), (0,)),
@@ -40,6 +41,7 @@ HF_NAMES = {
     "embed": "model.embed_tokens.weight",
     "final_norm": "model.norm.weight",
     "unembed": "lm_head.weight",
+    "score": "score.weight",
     "attn_norm": "model.layers.{}.input_layernorm.weight",
     "mlp_norm": "model.layers.{}.post_attention_layernorm.weight",
     "post_attn_norm": "model.layers.{}.post_attention_layernorm.weight",
@@ -130,6 +132,9 @@ def file_index(leaf: Leaf, index: Sequence[slice]) -> tuple[slice, ...]:
     """Slice of the file's tensor that holds a slice of ours (without L). Merged axes need the inner one whole."""
     out = []
     for axes in leaf.layout:
+        if not axes:  # of size 1, and in the file alone
+            out.append(slice(0, 1))
+            continue
         start, stop = _bounds(index[axes[0]], leaf.inner_shape[axes[0]])
         for axis in axes[1:]:
             size = leaf.inner_shape[axis]
@@ -145,6 +150,8 @@ def from_file(leaf: Leaf, block: np.ndarray) -> np.ndarray:
     order = [a for axes in leaf.layout for a in axes]
     sizes = []
     for size, axes in zip(block.shape, leaf.layout):
+        if not axes:
+            continue
         inner = [leaf.inner_shape[a] for a in axes[1:]]
         sizes += [size // math.prod(inner), *inner]
     return block.reshape(sizes).transpose(np.argsort(order))

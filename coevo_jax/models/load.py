@@ -11,7 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from coevo_jax.config import ModelConfig
+from coevo_jax.config import Experiment, ModelConfig
+from coevo_jax.config.several import policy_names
 from coevo_jax.errors import UserError, nearest
 from coevo_jax.mesh import RULES, ShardingRules, param_shardings
 from coevo_jax.models import orbax_folder, smollm2
@@ -28,7 +29,7 @@ from coevo_jax.models.forward import ParamInfo, param_shapes
 from coevo_jax.models.gguf_file import GgufFile
 from coevo_jax.models.hf_weights import GGUF_NAMES, HF_NAMES, build_params
 from coevo_jax.models.orbax_folder import BUCKET, OrbaxFolder
-from coevo_jax.models.scalar import Body, read_head
+from coevo_jax.models.scalar import HEAD, Body, check_head, fresh_head
 from coevo_jax.models.spec import ModelSpec, spec_from_hf, spec_to_hf
 
 TINY = pathlib.Path(__file__).parent.parent / "judges" / "tiny_world" / "model"
@@ -82,11 +83,34 @@ def load_scalar(cfg: ModelConfig, mesh: Any = None, *, rules: ShardingRules = RU
         raise UserError(f"{cfg.source!r} has no scalar head", where=str(path), expected="a Hugging Face folder with score.weight")
     source = SafetensorsFolder(path)
     digest = _checked_hash(cfg, source.files)
-    # Without an unembedding, which is what the spec of a tied model means; nothing else depends on it.
-    spec = dataclasses.replace(spec_from_hf(read_json(path / "config.json"), str(path / "config.json")), tied=True)
-    head = read_head(source, spec, cfg.param_dtype, mesh)
+    spec = dataclasses.replace(spec_from_hf(read_json(path / "config.json"), str(path / "config.json")), scalar=True)
+    check_head(source, spec)
     params = build_params(Body(source), spec, HF_NAMES, cfg.param_dtype, _shardings(spec, mesh, rules))
-    return LoadedModel(spec, params | {"score": head}, path, cfg.source, digest)
+    return LoadedModel(spec, params, path, cfg.source, digest)
+
+
+def load_with_head(cfg: ModelConfig, mesh: Any = None, *, rules: ShardingRules = RULES, std: float, seed: int) -> LoadedModel:
+    """A model with a scalar head to train: a reward model as it is, any other source with a head drawn anew."""
+    if not cfg.source.startswith(BUCKET) and has_head(_resolve(cfg.source)):
+        return load_scalar(cfg, mesh, rules=rules)
+    model = load_model(cfg, mesh, rules=rules)
+    spec = dataclasses.replace(model.spec, scalar=True)
+    sharding = None if mesh is None else _shardings(spec, mesh, rules)["score"]
+    params, spec = fresh_head(model.params, spec, std, seed, sharding)
+    return dataclasses.replace(model, params=params, spec=spec)
+
+
+def critic_source(cfg: Experiment, name: str = "policy") -> ModelConfig:
+    """What the critic of the weights `name` begins as: critic.source, else the same as they."""
+    own = dict(zip(policy_names(cfg), (cfg.policy, *cfg.policies))).get(name, cfg.policy)
+    source = cfg.critic.source or (cfg.generator.source if name == "rubric" else "") or own.source
+    return dataclasses.replace(own, source=source, sha256=own.sha256 if source == own.source else "")
+
+
+def has_head(path: pathlib.Path) -> bool:
+    """Is it the folder of a reward model?"""
+    hf = path.is_dir() and any((path / name).exists() for name in ("model.safetensors", "model.safetensors.index.json"))
+    return hf and HEAD in SafetensorsFolder(path).shapes()
 
 
 def tokenizer_folder(source: str) -> pathlib.Path:
@@ -190,10 +214,18 @@ def _bucket_folder(source: OrbaxFolder) -> pathlib.Path:
 
 
 def load_orbax(
-    cfg: ModelConfig, source: OrbaxFolder, folder: pathlib.Path, digest: str, mesh: Any, rules: ShardingRules
+    cfg: ModelConfig,
+    source: OrbaxFolder,
+    folder: pathlib.Path,
+    digest: str,
+    mesh: Any,
+    rules: ShardingRules,
+    scalar: bool = False,
 ) -> LoadedModel:
-    """Parameters from an open Orbax source; folder: config.json and the tokenizer's files; digest: their identity."""
+    """Parameters from an open Orbax source; folder: config.json and the tokenizer's files; digest: their identity. scalar: they
+    have a scalar head in place of the vocabulary's."""
     spec = spec_from_hf(read_json(folder / "config.json"), f"{source.where}/config.json")
+    spec = dataclasses.replace(spec, scalar=scalar)
     placed = _shardings(spec, mesh, rules)
     if placed is None:
         one = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])

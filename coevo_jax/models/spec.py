@@ -49,6 +49,7 @@ class ModelSpec:
     windows: tuple[int, ...] = ()  # () = all full
     unscaled_rope_in_windows: bool = False  # OLMo 3: rope scaling only in full-attention layers
     max_position: int = 8192
+    scalar: bool = False  # a head of one number (models/scalar.py) in place of the vocabulary's
 
     @property
     def window_of(self) -> tuple[int, ...]:
@@ -146,9 +147,10 @@ def spec_from_hf(config: dict[str, Any], where: str) -> ModelSpec:
 
 
 def spec_to_hf(spec: ModelSpec) -> dict[str, Any]:
-    """config.json of a spec, as transformers 4 and 5 read it. spec_from_hf(spec_to_hf(spec)) == spec."""
+    """config.json of a spec, as transformers 4 and 5 read it. spec_from_hf(spec_to_hf(spec)) == spec, but for `scalar`, which is
+    said by the weights: models.load.load_scalar."""
     config: dict[str, Any] = {
-        "architectures": [FAMILIES[spec.family]],
+        "architectures": [FAMILIES[spec.family].replace("CausalLM", "SequenceClassification" if spec.scalar else "CausalLM")],
         "model_type": spec.family,
         "vocab_size": spec.vocab_size,
         "hidden_size": spec.hidden_size,
@@ -170,6 +172,8 @@ def spec_to_hf(spec: ModelSpec) -> dict[str, Any]:
         config["rope_parameters"] = {"full_attention": rope, "sliding_attention": plain}
     elif spec.rope_scaling is not None:
         config["rope_scaling"] = rope
+    if spec.scalar:  # the number of labels is that of their names
+        config |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     if spec.family != "llama":
         config["sliding_window"] = max(spec.window_of) or None
     if spec.family in ("qwen2", "qwen3"):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 Row = dict[str, float]
+LEAST = 8  # rows below which a correlation is noise
 
 
 def _mean_std(name: str, v: np.ndarray) -> Row:
@@ -22,6 +23,13 @@ def _ratio(v: np.ndarray, empty: float) -> float:
     """Of a list top, bottom, top, bottom, ..."""
     top, bottom = v[0::2].sum(), v[1::2].sum()
     return float(top / bottom) if bottom else empty
+
+
+def _correlation(name: str, v: np.ndarray) -> Row:
+    """Of values x, y, x, y, ... that lie around their means already; none for few of them, or where one doesn't vary."""
+    x, y = v[0::2], v[1::2]
+    scale = float(np.sqrt((x @ x) * (y @ y)))
+    return {name: float(x @ y) / scale} if len(x) >= LEAST and scale > 1e-12 else {}
 
 
 # kind -> (name, values) -> its part of a row. A kind without an entry for no values is left out of the row then.
@@ -35,6 +43,7 @@ KINDS: dict[str, Callable[[str, np.ndarray], Row]] = {
     "ratio_if": lambda name, v: {name: _ratio(v, 0.0)} if v[1::2].sum() else {},
     "rest": lambda name, v: {name: 1.0 - _ratio(v, 0.0)},
     "over": lambda name, v: {name: float(v[0::2].mean() > v[1]) if v.size else 0.0},  # flag, limit, flag, limit, ...
+    "correlation": _correlation,
     "least": lambda name, v: {name: float(v.min())} if v.size else {},
     "most": lambda name, v: {name: float(v.max())} if v.size else {},
 }
@@ -85,6 +94,13 @@ class Facts:
         """Join another process's or part's numbers behind these."""
         for name, (kind, values) in other._kept.items():
             self.add(kind, name, values)
+
+    def prefixed(self, prefix: str) -> Facts:
+        """The same numbers under names that begin with `prefix`/."""
+        out = Facts()
+        for name, (kind, values) in self._kept.items():
+            out.add(kind, f"{prefix}/{name}", values)
+        return out
 
     def row(self) -> Row:
         """The metrics."""

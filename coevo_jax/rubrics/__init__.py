@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from coevo_jax.config import RubricConfig
 from coevo_jax.errors import UserError, nearest
-from coevo_jax.rubrics import json_criteria, rar
-from coevo_jax.rubrics.json_criteria import Criterion, Rubric, format_reward, render_rubric, rubric_stats
+from coevo_jax.rubrics import json_criteria, rar, rlcer
+from coevo_jax.rubrics.json_criteria import Criterion, Rubric, format_reward, numbered, render_rubric, rubric_stats
 from coevo_jax.text.parse import Parsed
 
-SCHEMAS = {"json_criteria": json_criteria.parse_rubric, "rar": rar.parse_rubric}
+SCHEMAS = {"json_criteria": json_criteria.parse_rubric, "rar": rar.parse_rubric, "points": rlcer.parse_rubric}
 
 
 def parse_rubric(text: str, cfg: RubricConfig, *, truncated: bool = False, opened: bool = False) -> Parsed[Rubric]:
@@ -23,4 +23,4 @@ def parse_rubric(text: str, cfg: RubricConfig, *, truncated: bool = False, opene
     return SCHEMAS[cfg.schema](text, cfg, truncated=truncated, opened=opened)
 
 
-__all__ = ["SCHEMAS", "Criterion", "Rubric", "format_reward", "parse_rubric", "render_rubric", "rubric_stats"]
+__all__ = ["SCHEMAS", "Criterion", "Rubric", "format_reward", "numbered", "parse_rubric", "render_rubric", "rubric_stats"]

@@ -73,6 +73,11 @@ def render_rubric(rubric: Rubric) -> str:
     return "\n".join(lines)
 
 
+def numbered(rubric: Rubric) -> str:
+    """The criteria alone, one numbered line each, without weights and levels."""
+    return "\n".join(f"{i}. {_line(criterion.text)}" for i, criterion in enumerate(rubric.criteria, start=1))
+
+
 def rubric_stats(rubric: Rubric) -> dict[str, float]:
     """Shape of a rubric: criteria, words a criterion, levels a criterion, and the spread of its weights."""
     weights = [c.weight for c in rubric.criteria]

@@ -3,7 +3,7 @@
 Schema: {"rubrics": [{"category", "criterion", "points"}]}, 5 to 15 criteria, points whole numbers from -5 to 5 but 0. The
 verifier answers {"judgement": [true, false, ...], "final_score": ...}; its final score is not read, the arithmetic is ours.
 
-Axes: N rollouts of a question, M criteria of a rubric. Formulas only; the training stage is not here.
+Axes: N rollouts of a question, M criteria of a rubric. The training stage is methods/rlcer.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from coevo_jax.rubrics.json_criteria import normalise
+from coevo_jax.config import RubricConfig
+from coevo_jax.rubrics.json_criteria import Criterion, Rubric, normalise
 from coevo_jax.text.parse import Parsed, last_json_object
 
 MIN_ITEMS, MAX_ITEMS, MOST_POINTS = 5, 15, 5
@@ -84,6 +85,15 @@ def parse_judgement(text: str, count: int, *, truncated: bool = False, opened: b
     if not isinstance(said, list) or len(said) != count or not all(isinstance(one, bool) for one in said):
         return Parsed("parse_fail", None, f"judgement is no list of {count} times true or false")
     return Parsed("ok", tuple(said))
+
+
+def parse_rubric(text: str, cfg: RubricConfig, *, truncated: bool = False, opened: bool = False) -> Parsed[Rubric]:
+    """parse_points as a schema among the others: the points are the weights."""
+    found = parse_points(text, truncated=truncated, opened=opened)
+    if found.value is None:
+        return Parsed(found.status, None, found.detail)
+    items = found.value.items
+    return Parsed("ok", Rubric(tuple(Criterion(i.text, float(i.points), title=i.category) for i in items), text))
 
 
 def render_points(rubric: PointRubric) -> str:

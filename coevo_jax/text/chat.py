@@ -123,6 +123,15 @@ class ChatTokenizer:
         backend.no_truncation()
         return backend.to_str()
 
+    def padding_token(self) -> tuple[int, str] | None:
+        """A special token that no conversation has in it: the tokenizer's own for padding, one called so, or any other."""
+        turns = [{"role": role, "content": _PROBE} for role in ("user", "assistant", "user", "assistant")]
+        used = {*self.render(turns, thinking=False, system=None, add_generation_prompt=False), *self.stop_ids}
+        own = [self._tok.pad_token_id] if self._tok.pad_token_id is not None else []
+        texts = {i: self._tok.convert_ids_to_tokens(i) for i in sorted(self._dropped)}
+        order = [*own, *(i for i, text in texts.items() if "pad" in text.lower()), *texts]
+        return next(((i, self._tok.convert_ids_to_tokens(i)) for i in order if i not in used), None)
+
     @functools.lru_cache(maxsize=2)  # noqa: B019 - a tokenizer lives as long as the process
     def opens_reasoning(self, thinking: bool) -> bool:
         """Does the prompt end inside a reasoning block, so that the completion closes a block that it never opened?"""

@@ -47,6 +47,11 @@ def render_prompt(name_or_path: str, **slots: str) -> list[dict[str, str]]:
     return [{"role": role, "content": _SLOT.sub(fill, text)} for role, text in sections]
 
 
+def prompt_slots(name_or_path: str) -> set[str]:
+    """Names of a template's slots. UserError as in render_prompt."""
+    return {slot for _, text in _load(name_or_path)[1] for slot, _ in _SLOT.findall(text)}
+
+
 def template_identity(name_or_path: str) -> tuple[str, str]:
     """(hash, file) of a template as it is rendered in this process; comments do not count. UserError as in render_prompt."""
     where, sections = _load(name_or_path)
