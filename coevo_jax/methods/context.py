@@ -67,6 +67,7 @@ class Context:
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     writer: EndpointWriter | None = None  # writes the rubrics in place of the rubric voice
     watchdog: Watchdog = dataclasses.field(default_factory=Watchdog)
+    pair_judge: Judge | None = None  # judges the two answers of a pair side by side, where it isn't by their scores
 
     @property
     def slots(self) -> range:
