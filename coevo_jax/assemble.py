@@ -26,7 +26,7 @@ from coevo_jax.critic import make_critic
 from coevo_jax.data import PromptSet, SlotStream, read_chat, read_pairs, read_prompts
 from coevo_jax.distributed import local_mesh
 from coevo_jax.errors import UserError
-from coevo_jax.judges import JUDGE_PROMPTS, MODEL_FREE, SCALAR, make_judge
+from coevo_jax.judges import JUDGE_PROMPTS, MODEL_FREE, SCALAR, make_judge, make_pair_judge, pairwise
 from coevo_jax.judges.scalar import RewardModel, ScalarJudge
 from coevo_jax.judges.several import members
 from coevo_jax.learn.verifiers import check_needs, resolve_verifier
@@ -149,9 +149,9 @@ class System:
         had for it."""
         if self.context.judge is None or not self.bench.changes(cycle):
             return
-        self.context.judge = None  # its weights go before others come
+        self.context.judge = self.context.pair_judge = None  # their weights go before others come
         new = self.bench.sit(cycle)
-        self.context.judge = self.bench.judge
+        self.context.judge, self.context.pair_judge = self.bench.judge, self.bench.pair_judge
         for seat in new:
             console.note(f"cycle {cycle + 1}: {seat.name} {seat.cfg.source!r} serves")
         self.check_known({seat.name: fingerprint(seat.params) for seat in new if seat.params is not None})
@@ -210,8 +210,10 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True, watchdo
     )  # fmt: skip
     writer = EndpointWriter(endpoints["generator"], cfg.rubric) if "generator" in endpoints else None
     judge = bench.judge if bench.seats else None
-    context = Context(cfg, voices, judge, streams, buffer, console.progress, writer=writer, watchdog=watchdog or Watchdog(),
-                      heldout=heldout.judge if heldout else None)  # fmt: skip
+    context = Context(
+        cfg, voices, judge, streams, buffer, console.progress, writer=writer, watchdog=watchdog or Watchdog(),
+        pair_judge=bench.pair_judge if bench.seats else None, heldout=heldout.judge if heldout else None,
+    )  # fmt: skip
     _check_lengths(context)
     _check_examples(context)
     compat = compat_warnings(cfg)
@@ -411,14 +413,16 @@ def _seat(name: str, cfg: Experiment, model: LoadedModel | None, engines: _Engin
     """cfg.judge, ready to serve."""
     judge = cfg.judge
     if model is None:
-        return Seat(name, judge, make_judge(judge, None, None, None, cfg.seed, endpoint))
+        remote = judge, None, None, None, cfg.seed, endpoint
+        return Seat(name, judge, make_judge(*remote), pairs=make_pair_judge(*remote))
     tokenizer = ChatTokenizer.load(model.folder)
     if judge.protocol == SCALAR:
         how = judge.dtype, cfg.update.attention, engines.mesh
         reward = RewardModel(model.spec, model.params, tokenizer, judge_sampler(cfg.sampler, judge), *how)
         return Seat(name, judge, ScalarJudge(judge, reward), model.params)
     engine = engines.get(model.spec, tokenizer.stop_ids, judge)
-    return Seat(name, judge, make_judge(judge, engine, model.params, tokenizer, cfg.seed), model.params, engine)
+    made = judge, engine, model.params, tokenizer, cfg.seed
+    return Seat(name, judge, make_judge(*made), model.params, engine, make_pair_judge(*made))
 
 
 def _streams(cfg: Experiment, tokenizer: ChatTokenizer, console: RunConsole) -> tuple[dict[str, SlotStream], str]:
@@ -474,7 +478,9 @@ def _inputs(context: Context, serving: Iterable[Seat]) -> dict[str, Input]:
     if cfg.schedule.mode in JUDGED:
         names["heldout_judge.protocol"] = JUDGE_PROMPTS.get(cfg.heldout_judge.protocol, "") if cfg.heldout_judge.source else ""
         for i, judge in enumerate(all_judges(cfg)):
-            names[f"panel.judges.{i - 1}.protocol" if i else "judge.protocol"] = JUDGE_PROMPTS.get(judge.protocol, "")
+            group = f"panel.judges.{i - 1}" if i else "judge"
+            names[f"{group}.protocol"] = JUDGE_PROMPTS.get(judge.protocol, "")
+            names[f"{group}.pairs"] = pairwise.TEMPLATE if judge.pairs == "pairwise" and judge.protocol not in MODEL_FREE else ""
         names["pairs.inference_prompt"] = cfg.pairs.inference_prompt if cfg.pairs.inferred > 0 else ""
         names["pairs.conditioned_prompt"] = cfg.pairs.conditioned_prompt if cfg.pairs.conditioned > 0 else ""
     found = {key: Input(*template_identity(name)) for key, name in names.items() if name}

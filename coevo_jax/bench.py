@@ -22,6 +22,7 @@ class Seat:
     judge: Judge
     params: Any = None
     engine: Engine | None = None
+    pairs: Judge | None = None  # judge.pairs=pairwise: the same model, asked about two answers side by side
 
 
 class Bench:
@@ -52,12 +53,20 @@ class Bench:
     @property
     def judge(self) -> Judge:
         """The judge that serves, or the panel of those that do."""
-        seats = self.serving
-        if len(seats) == 1:
-            return seats[0].judge
+        return self._joined([seat.judge for seat in self.serving])
+
+    @property
+    def pair_judge(self) -> Judge | None:
+        """That of pairs side by side, where the judges that serve judge them so."""
+        pairs = [seat.pairs for seat in self.serving if seat.pairs is not None]
+        return self._joined(pairs) if pairs else None
+
+    def _joined(self, judges: list[Judge]) -> Judge:
+        if len(judges) == 1:
+            return judges[0]
         how = self.cfg.panel.aggregate
         # Answers have no pair and so no margin: under margin_kappa_format their scores are averaged.
-        return Panel(tuple(s.judge for s in seats), "mean" if how == "margin_kappa_format" else how, tuple(s.name for s in seats))
+        return Panel(tuple(judges), "mean" if how == "margin_kappa_format" else how, tuple(seat.name for seat in self.serving))
 
     @property
     def weights(self) -> dict[str, Any]:

@@ -27,10 +27,10 @@ MAIN = REPO / "configs" / "evolm_qwen3_8b.py"
 # What smoke may never touch (issue: rubric source, schema, judge protocol, parser, order, reward, trainer, schedule).
 KEPT = (
     "rubric", "loss", "optimizer", "compat", "generator.mode", "generator.frozen", "judge.protocol", "judge.retries",
-    "judge.guided", "judge.weights", "judge.samples", "judge.combine", "panel.aggregate", "panel.tie_breaker",
-    "advantage.kind", "advantage.epsilon", "schedule.order", "schedule.mode", "schedule.verifier", "pairs.temporal",
-    "pairs.inferred", "pairs.conditioned", "pairs.frozen", "pairs.dataset", "pairs.leak_words", "pairs.on_empty",
-    "pairs.inference_prompt", "pairs.conditioned_prompt", "answer.temperature", "answer.top_p",
+    "judge.guided", "judge.weights", "judge.samples", "judge.combine", "judge.pairs", "judge.order", "panel.aggregate",
+    "panel.tie_breaker", "advantage.kind", "advantage.epsilon", "schedule.order", "schedule.mode", "schedule.verifier",
+    "pairs.temporal", "pairs.inferred", "pairs.conditioned", "pairs.frozen", "pairs.dataset", "pairs.leak_words",
+    "pairs.on_empty", "pairs.inference_prompt", "pairs.conditioned_prompt", "answer.temperature", "answer.top_p",
     "rubric_sampling.temperature", "update.inner_iterations", "update.share_prefix",
     "rlcer", "reward.margin", "reward.center", "critic.gamma", "critic.lam",
     "critic.clip", "critic.lr", "control.overlong_penalty", "control.rubric_dropout", "control.length_correlation",

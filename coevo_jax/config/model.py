@@ -84,6 +84,9 @@ class JudgeConfig:
     thinking: bool = False
     sampling: Sampling = Sampling(temperature=0.6, max_new_tokens=256)
     samples: int = 1  # verdicts asked for an answer, each with its own noise; those that fail are left out
+    # How the two answers of a pair are judged under a rubric: scores (each alone) | pairwise (side by side; docs/signals.md).
+    pairs: str = "scores"
+    order: str = "both"  # pairwise: the better answer comes first | random | both (two calls, averaged) | agree (or it is a tie)
     combine: str = "mean"  # of the samples: mean | majority (the median) | mean_minus_variance
     guided: bool = False  # json_score, json_criteria: verdicts are drawn under a grammar (extra 'guided')
     retries: int = 2  # further tries of a failed verdict, each with its own noise

@@ -77,6 +77,10 @@ def check_panel(cfg: Experiment, check_judge: Callable[[Experiment], None], trai
     for judge in (all_judges(cfg)[i] for group in together for i in group):
         what = "a reward model's logit can't be combined with scores in [0, 1]"
         require(judge.protocol != "scalar" or judge.scalar == "sigmoid", what, "panel.judges, judge.scalar", "scalar=sigmoid")
+        alike = len({(all_judges(cfg)[i].pairs, all_judges(cfg)[i].order) for group in together for i in group}) == 1
+        require(
+            alike, "judges that serve together judge pairs alike", "panel.judges, judge.pairs, judge.order", "the same of all"
+        )
     if panel.aggregate == "margin_kappa_format":
         what = f"it is a reward of rubrics from their margins, and rubric.reward={cfg.rubric.reward}"
         expected = "rubric.reward=margin, in a run that trains the generator"

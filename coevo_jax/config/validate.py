@@ -39,6 +39,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "policy.param_dtype": DTYPES,
     "generator.mode": ("single", "two"),
     "judge.protocol": (*WRITING, "criterion_logits", "scalar", "random", "oracle"),
+    "judge.pairs": ("scores", "pairwise"),
+    "judge.order": ("first", "random", "both", "agree"),
     "judge.combine": ("mean", "majority", "mean_minus_variance"),
     "judge.dtype": DTYPES,
     "judge.scalar": ("logit", "sigmoid"),
@@ -343,7 +345,8 @@ def used_samplings(cfg: Experiment) -> Iterator[tuple[str, Sampling, bool]]:
         if cfg.pairs.inferred > 0 and trains_generator(cfg):
             yield "question_sampling", cfg.question_sampling, False
         for i, judge in enumerate(all_judges(cfg)):
-            if judge.protocol in WRITING and not api_model(judge.source):
+            writes = judge.protocol in WRITING or (judge.pairs == "pairwise" and judge.protocol != "oracle")
+            if writes and not api_model(judge.source):
                 yield f"panel.judges.{i - 1}.sampling" if i else "judge.sampling", judge.sampling, False
 
 
@@ -523,6 +526,7 @@ def _check_judge(cfg: Experiment) -> None:
         "judge.samples, judge.protocol",
         "judge.samples=1, or a protocol that writes",
     )
+    _check_pairwise(cfg)
     if protocol == "scalar":
         _require(not api_model(cfg.judge.source), f"judge.source={cfg.judge.source!r} serves no scalar head", "judge.source",
                  "a Hugging Face folder with score.weight")  # fmt: skip
@@ -537,6 +541,17 @@ def _check_judge(cfg: Experiment) -> None:
         )
         _require(cfg.judge.weights == "full", f"judge.weights={cfg.judge.weights} is not made for reward models",
                  "judge.weights", "judge.weights=full")  # fmt: skip
+
+
+def _check_pairwise(cfg: Experiment) -> None:
+    judge = cfg.judge
+    if judge.pairs == "scores":
+        _require(judge.order == "both", f"judge.order={judge.order} would be ignored: judge.pairs=scores has no order",
+                 "judge.order, judge.pairs", "judge.order=both, or judge.pairs=pairwise")  # fmt: skip
+        return
+    what = "judge.pairs=pairwise would be ignored: the run judges no pairs"
+    _require(trains_generator(cfg), what, "judge.pairs, schedule.order", "judge.pairs=scores")
+    _require(not judge.guided, "judge.pairs=pairwise has no grammar", "judge.pairs, judge.guided", "judge.guided=false")
 
 
 def _check_guided(cfg: Experiment) -> None:

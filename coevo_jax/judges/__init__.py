@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from coevo_jax.config import JudgeConfig
 from coevo_jax.errors import UserError, nearest
-from coevo_jax.judges import criterion_logits, json_criteria, json_score, likert, points, rar_explicit
+from coevo_jax.judges import criterion_logits, json_criteria, json_score, likert, pairwise, points, rar_explicit
 from coevo_jax.judges.aggregate import weighted_mean
 from coevo_jax.judges.base import MAX_ATTEMPTS, Instrument, Judge, JudgeItem
 from coevo_jax.judges.coin import CoinJudge
@@ -78,6 +78,25 @@ def make_judge(
     return _sampled(JUDGES[cfg.protocol](Instrument(cfg, engine, params, tokenizer)), cfg)
 
 
+def make_pair_judge(
+    cfg: JudgeConfig, engine: Engine | None, params: Any, tokenizer: ChatTokenizer | None, seed: int,
+    endpoint: Endpoint | None = None,
+) -> Judge | None:  # fmt: skip
+    """The judge of pairs side by side beside make_judge's, over the same model; None for judge.pairs=scores."""
+    if cfg.pairs == "scores":
+        return None
+    if cfg.protocol in MODEL_FREE:
+        return pairwise.ByScores(MODEL_FREE[cfg.protocol](cfg, seed))
+    if endpoint is not None:
+        from coevo_jax.judges.endpoint import EndpointWritingJudge
+
+        writes = EndpointWritingJudge("pairwise", endpoint, cfg, pairwise.slots, pairwise.TEMPLATE, pairwise.read)
+        return _sampled(writes, cfg)
+    if engine is None or tokenizer is None:
+        raise ValueError("a judge of pairs needs a model")
+    return _sampled(pairwise.make(Instrument(cfg, engine, params, tokenizer)), cfg)
+
+
 def _sampled(judge: Judge, cfg: JudgeConfig) -> Judge:
     """judge.samples: each item is asked several times."""
     return Sampled(judge, cfg.samples, cfg.combine) if cfg.samples > 1 else judge
@@ -91,5 +110,6 @@ __all__ = [
     "Judge",
     "JudgeItem",
     "make_judge",
+    "make_pair_judge",
     "weighted_mean",
 ]

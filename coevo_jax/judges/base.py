@@ -37,6 +37,7 @@ class JudgeItem:
     answer: str
     request: int
     reference: str = ""
+    other: str = ""  # pairwise: the answer in slot B; `answer` sits in A
     branch: tuple[int, ...] = ()
 
 

@@ -208,7 +208,7 @@ def summed_gradients(
     """
     gradient = jax.grad(micro_loss, has_aux=True)
     if batch.tokens.shape[0] == 1:  # no sums: they would hold a second copy of the gradient
-        grads, metrics = gradient(params, _micro(batch, jnp.int32(0), mesh, rules))
+        grads, metrics = gradient(params, one_micro(batch, jnp.int32(0), mesh, rules))
         grads = _like_params(jax.tree.map(lambda g: g.astype(jnp.float32), grads), spec, mesh, rules)
         return grads, {name: x.astype(jnp.float32) for name, x in metrics.items()}
 

@@ -70,6 +70,7 @@ class Context:
     writer: EndpointWriter | None = None  # writes the rubrics in place of the rubric voice
     watchdog: Watchdog = dataclasses.field(default_factory=Watchdog)
     heldout: Judge | None = None  # scores some answers and rewards none
+    pair_judge: Judge | None = None  # judges the two answers of a pair side by side, where it isn't by their scores
 
     @property
     def slots(self) -> range:

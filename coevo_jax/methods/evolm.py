@@ -25,6 +25,7 @@ from coevo_jax.methods.fixed_rubrics import fixed_rubric
 from coevo_jax.methods.groups import Group, Member, collect, to_batch
 from coevo_jax.methods.pairs import make_pairs
 from coevo_jax.methods.rewards import panel_rewards, rubric_reward
+from coevo_jax.methods.side_by_side import judge_side_by_side
 from coevo_jax.methods.stage import Batch, Stage, Step
 from coevo_jax.preference.pairs import Pair, add_pairs
 from coevo_jax.records.facts import Facts
@@ -234,6 +235,7 @@ def rubric_batch(ctx: Context, step: Step) -> Batch:
     _add_buffer(facts, ctx)
     facts.share("rubric/valid_share", [m.parts["format"] == 1.0 for g in groups for m in g.members if "format" in m.parts])
     facts.share("judge/tie_share", [p["margin"] == 0.0 for p in parts])
+    facts.mean("judge/order_flip_share", [m.note["flipped"] for g in groups for m in g.members if "flipped" in m.note])
     _add_spread(facts, groups, "accepted")
     facts.mean("rubric/pair_accuracy", [p["margin"] > 0 for p in parts])
     _add_panel(facts, groups)
@@ -259,6 +261,10 @@ def _judge_rubrics(ctx: Context, step: Step, groups: list[Group], pairs: dict[in
             for side, answer in enumerate((pair.accepted_text, pair.rejected_text)):
                 request = request_id("judge", group.slot, group.attempt, index, retry=side)
                 items.append(JudgeItem(pair.question, parsed.value, answer, request))
+    if ctx.pair_judge is not None:
+        with ctx.timed("judge"):
+            verdicts = judge_side_by_side(ctx, step, [member for member, _ in asked], items)
+        return _by_panel(ctx, groups, verdicts)
     verdicts = _judge(ctx, items, step)
     for (member, _), plus, minus in zip(asked, verdicts[::2], verdicts[1::2]):
         member.note |= {"judge_accepted": dataclasses.asdict(plus), "judge_rejected": dataclasses.asdict(minus)}
@@ -268,6 +274,11 @@ def _judge_rubrics(ctx: Context, step: Step, groups: list[Group], pairs: dict[in
         _set_reward(member, plus.score, minus.score, 1.0, ctx.cfg.rubric)
         if isinstance(ctx.judge, Panel):
             member.note["margins"] = [a - b for a, b in zip(plus.parts, minus.parts)]
+    return _by_panel(ctx, groups, verdicts)
+
+
+def _by_panel(ctx: Context, groups: list[Group], verdicts: list[Verdict]) -> list[Verdict]:
+    """Of several judges, set the rewards of whole groups. Returns the verdicts."""
     if isinstance(ctx.judge, Panel):
         for group in groups:
             _reward_by_panel(ctx, group, len(ctx.judge.judges))
