@@ -9,7 +9,7 @@ from train_support import files_of, run, system_of
 
 from coevo_jax.assemble import JUDGE_PROMPTS
 from coevo_jax.errors import UserError
-from coevo_jax.judges import JUDGES, criterion_logits, json_criteria, json_score, likert, rar_explicit
+from coevo_jax.judges import JUDGES, criterion_logits, json_criteria, json_score, likert, points, rar_explicit
 from coevo_jax.text import prompts
 
 SHORT = ("schedule.cycles=1", "schedule.k=1")
@@ -59,7 +59,8 @@ def test_the_judges_template_is_an_input() -> None:
     own = {"json_score": json_score.make(None).template, "json_criteria": json_criteria.make(None).template}  # type: ignore
     own |= {protocol: likert.make(protocol)(None).template for protocol in likert.RATINGS}  # type: ignore
     own |= {"rar_explicit": rar_explicit.make(None).single.template}  # type: ignore
-    assert own | {"criterion_logits": criterion_logits.TEMPLATE} == JUDGE_PROMPTS and JUDGE_PROMPTS.keys() == JUDGES.keys()
+    own |= {"criterion_logits": criterion_logits.TEMPLATE, "points": points.make(None).template}  # type: ignore
+    assert own == JUDGE_PROMPTS and JUDGE_PROMPTS.keys() == JUDGES.keys()
     judge = ("judge.source=tiny", "sampler.max_prompt=256", "update.pack_length=256", "judge.protocol=json_score")
     found = system_of(*judge, "judge.sampling.max_new_tokens=48").inputs
     assert found["judge.protocol"].where.endswith("judge_score.txt") and found["tokenizer of judge"].hash
