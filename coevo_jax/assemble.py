@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import functools
-import hashlib
 import heapq
-import os
 import pathlib
-import sys
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -19,6 +14,7 @@ import jax.numpy as jnp
 
 from coevo_jax import trained
 from coevo_jax.bench import Bench, Seat
+from coevo_jax.compiling import compilation_cache, compile_programs, judge_speakers
 from coevo_jax.config import Experiment, JudgeConfig, ModelConfig, SamplerConfig, api_model, judge_sampler
 from coevo_jax.config.several import all_judges, frozen_models, judge_name, policy_names
 from coevo_jax.config.validate import compat_warnings, generator_learns
@@ -36,7 +32,6 @@ from coevo_jax.methods import evolm, reward_model, rlcer, supervised, verifiable
 from coevo_jax.methods.context import Context, Voice, buffer_slots
 from coevo_jax.methods.fixed_rubrics import check_records
 from coevo_jax.methods.stage import Stage
-from coevo_jax.models.files import user_cache
 from coevo_jax.models.forward import param_shapes
 from coevo_jax.models.load import LoadedModel, critic_source, load_scalar, load_with_head
 from coevo_jax.models.quantize import quantize_params, quantized_infos
@@ -155,7 +150,7 @@ class System:
         for seat in new:
             console.note(f"cycle {cycle + 1}: {seat.name} {seat.cfg.source!r} serves")
         self.check_known({seat.name: fingerprint(seat.params) for seat in new if seat.params is not None})
-        self.compile(_speakers(new))
+        self.compile(judge_speakers(new))
 
     def check_known(self, prints: dict[str, str]) -> None:
         """Fingerprints of frozen weights, of this process or of a checkpoint, against those known before; new ones are kept."""
@@ -169,7 +164,7 @@ class System:
 def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True, watchdog: Watchdog | None = None) -> System:
     """Load and build everything; compile the sampler's programs ahead when `warm_up`."""
     _check_processes(cfg)
-    _compilation_cache(cfg, console)
+    compilation_cache(cfg, console)
     mesh = make_mesh(cfg.mesh) if jax.device_count() > 1 else None
     console.note(f"devices: {jax.device_count()} {jax.devices()[0].platform}" + (f", mesh {dict(mesh.shape)}" if mesh else ""))
     console.note(f"loading policy {cfg.policy.source!r}")
@@ -220,7 +215,7 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True, watchdo
     for line in compat:
         console.note(f"warning: {line}")
     prints = {name: fingerprint(params) for name, params in (frozen | bench.weights).items()}
-    compile_all = functools.partial(_compile, cfg, console)
+    compile_all = functools.partial(compile_programs, cfg, console)
     system = System(cfg, stages, learners, context, engines.all, frozen, prints, [w.split(":")[0] for w in compat], bench,
                     compile_all, endpoints)  # fmt: skip
     others = [heldout] if heldout else []
@@ -564,72 +559,5 @@ def _warm_up(system: System, others: Iterable[Seat]) -> None:
     for learner in system.learners.values():
         learner.publish()
     speakers = [(voice.engine, voice.weights(), False) for voice in system.context.voices.values()]
-    system.compile([*speakers, *_speakers([*system.bench.serving, *others])])
+    system.compile([*speakers, *judge_speakers([*system.bench.serving, *others])])
     system.take_sampler_facts()  # what the warm-up fed is nobody's metric
-
-
-def _speakers(seats: Iterable[Seat]) -> list[Any]:
-    """What `_compile` takes of judges."""
-    found: list[Any] = []
-    for seat in seats:
-        if isinstance(seat.judge, ScalarJudge):
-            found.append(seat.judge.instrument)
-        elif seat.engine is not None:
-            found.append((seat.engine, seat.params, seat.cfg.protocol == "criterion_logits"))
-    return found
-
-
-def _compile(cfg: Experiment, console: RunConsole, speakers: Iterable[Any]) -> None:
-    """Compile the programs of reward models and of (engine, weights, does it ask for next-token probabilities?)."""
-    judges = (*all_judges(cfg), *((cfg.heldout_judge,) if cfg.heldout_judge.source else ()))
-    drawn = (cfg.answer, cfg.rubric_sampling, cfg.question_sampling, *(judge.sampling for judge in judges))
-    truncated = cfg.compat.top_p > 0 or any(s.top_p < 1 or s.top_k > 0 for s in drawn)
-    guided = cfg.rubric.guided or any(judge.guided for judge in judges)
-    if not (speakers := list(speakers)):
-        return
-    console.note("compiling the sampler")
-    seconds, begin, shown = 0.0, time.monotonic(), [time.monotonic()]
-
-    def progress(done: int, total: int) -> None:
-        if (now := time.monotonic()) - shown[0] > 10:
-            shown[0] = now
-            console.note(f"   program {done}/{total}, {now - begin:.0f} s")
-
-    for speaker in speakers:
-        if isinstance(speaker, RewardModel):
-            speaker.warm_up()
-            continue
-        engine, params, asks = speaker
-        seconds += engine.warmup(params, top_p=truncated, next_token=asks, guided=guided, progress=progress)
-    _give_back_memory()
-    console.note(f"compiled in {seconds:.1f} s")
-
-
-def _give_back_memory() -> None:
-    """Return what the compiler freed to the system: glibc keeps over 1 GiB of it otherwise (measured on the demo)."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
-
-
-def _compilation_cache(cfg: Experiment, console: RunConsole) -> None:
-    """JAX's persistent cache, kept apart by processor, since compiled CPU code may use what another one lacks."""
-    folder = pathlib.Path(cfg.run.compile_cache or user_cache() / "compiled" / _processor())
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"the compile cache can't be made: {error}", where="run.compile_cache", expected="a writable folder"
-        ) from error
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)
-    console.note(f"compile cache: {folder}")
-
-
-def _processor() -> str:
-    try:
-        text = pathlib.Path("/proc/cpuinfo").read_text()
-        lines = [line for line in text.splitlines() if line.startswith(("model name", "flags", "Features"))]
-    except OSError:
-        lines = [os.uname().machine]
-    return hashlib.sha256("".join(sorted(set(lines))).encode()).hexdigest()[:12]

@@ -20,6 +20,7 @@ from coevo_jax.learn.publish import cast_matrices, make_publish, same_places
 from coevo_jax.learn.update import init_state, make_logprobs, make_optimizer, make_update, rows_devices
 from coevo_jax.mesh import CONTEXT_RULES, DECODE_RULES, FSDP_RULES, RULES, make_mesh, param_shardings, train_rules
 from coevo_jax.models.forward import param_shapes
+from coevo_jax.models.tables import over_head
 
 LAYOUTS = [
     MeshConfig(1, -1, 2, "tensor"),
@@ -74,6 +75,22 @@ def test_rows_over_every_device_change_an_update_by_rounding_alone(mesh_cfg):
     assert_close(params, whole[0])
     assert_close(metrics, whole[1])
     assert abs(logp - whole[2]) < 1e-3 * abs(whole[2])
+
+
+def test_an_axis_of_one_device_does_not_cut_the_vocabulary():
+    """Then each device has all of it, and update.vocab_tile holds as on a single one."""
+    told = []
+
+    def run(head, hidden, targets, vocab):
+        told.append(vocab)
+        return targets
+
+    head = {"embed": jax.ShapeDtypeStruct((SPEC.vocab_size, SPEC.hidden_size), jnp.float32)}
+    rows = jax.ShapeDtypeStruct((8, 4, SPEC.hidden_size), jnp.float32), jax.ShapeDtypeStruct((8, 4), jnp.int32)
+    for cfg in (LAYOUTS[2], LAYOUTS[1]):
+        mesh, rules = make_mesh(cfg), train_rules(cfg)
+        jax.eval_shape(lambda head, hidden, targets: over_head(run, head, hidden, mesh, rules, (targets,)), head, *rows)  # noqa: B023
+    assert told == [(), ("tensor",)]
 
 
 @pytest.mark.slow

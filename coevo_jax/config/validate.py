@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
-import re
-import urllib.parse
 from collections.abc import Iterator
 from typing import Any
 
-from coevo_jax.config import EndpointConfig, Experiment, Sampling, api_model
+from coevo_jax.config import Experiment, Sampling, api_model
 from coevo_jax.config.check_modes import RUBRIC_FREE, check_control, check_critic, check_reward, check_rlcer
+from coevo_jax.config.endpoints import check_endpoint
 from coevo_jax.config.learn import REMAT_NAMES
 from coevo_jax.config.model import API
 from coevo_jax.config.override import conform, get_at, key_types
@@ -439,61 +437,10 @@ def _check_remote(cfg: Experiment) -> None:
         "generator.source, schedule.order",
         "schedule.order=policy_only (or generator.frozen=true)",
     )
-    _check_endpoint("judge", cfg.judge.source, cfg.judge.thinking, cfg.judge.endpoint)
-    _check_endpoint("generator", cfg.generator.source, cfg.generator.thinking, cfg.generator.endpoint)
+    check_endpoint("judge", cfg.judge.source, cfg.judge.thinking, cfg.judge.endpoint)
+    check_endpoint("generator", cfg.generator.source, cfg.generator.thinking, cfg.generator.endpoint)
     heldout = cfg.heldout_judge
-    _check_endpoint("heldout_judge", heldout.source, heldout.thinking, heldout.endpoint)
-
-
-def _check_endpoint(role: str, source: str, thinking: bool, cfg: EndpointConfig) -> None:
-    key = f"{role}.endpoint"
-    if not source.startswith(API):
-        expected = f"{role}.source=api:MODEL, or an empty {key}.base_url"
-        what = f"{key}.base_url={cfg.base_url!r} would be ignored: {role}.source={source!r} is no endpoint"
-        _require(not cfg.base_url, what, f"{role}.source, {key}.base_url", expected)
-        return
-    _require(api_model(source).strip() != "", f"{role}.source={source!r} names no model", f"{role}.source", "api:MODEL")
-    _require(_is_base_url(cfg.base_url), f"{key}.base_url is not the address of an endpoint", f"{key}.base_url",
-             "http:// or https://, a host and a path such as /v1, without user, password, query or fragment")  # fmt: skip
-    # Whoever pastes the key itself must not find it in a log: the value is not shown.
-    named = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", cfg.key_env) is not None
-    _require(named or not cfg.key_env, f"{key}.key_env is no name of an environment variable", f"{key}.key_env",
-             "a name such as OPENAI_API_KEY, never the key itself; '' sends none")  # fmt: skip
-    _require(cfg.cache != "", f"{key}.cache is empty", f"{key}.cache", "'run', 'off' or the path of a file")
-    what = f"{role}.thinking=true has no effect: {role}.source={source!r} renders its own template"
-    expected = f"{role}.thinking=false, and what the endpoint takes in {key}.extra_body"
-    _require(not thinking, what, f"{role}.thinking, {key}.extra_body", expected)
-    _check_extra_body(f"{key}.extra_body", cfg.extra_body)
-
-
-def _is_base_url(text: str) -> bool:
-    try:
-        parts = urllib.parse.urlsplit(text)
-        port_ok = parts.port is None or parts.port > 0
-    except ValueError:
-        return False
-    plain = text.isascii() and text.isprintable() and " " not in text
-    bare = "@" not in parts.netloc and "?" not in text and "#" not in text
-    return parts.scheme in ("http", "https") and bool(parts.hostname) and port_ok and plain and bare
-
-
-# What the project sets itself in a request, and what would change the shape of the reply.
-OWN_FIELDS = (
-    *("model", "messages", "n", "stream", "temperature", "top_p", "top_k", "min_tokens", "max_tokens", "max_completion_tokens"),
-    *("logprobs", "top_logprobs"),
-)
-
-
-def _check_extra_body(key: str, text: str) -> None:
-    if not text:
-        return
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    _require(isinstance(found, dict), f"{key} is not JSON", key, "a JSON object, or nothing")
-    taken = [name for name in found if name in OWN_FIELDS]
-    _require(not taken, f"{key} sets {', '.join(taken)}", key, "other fields: these come from the sampling and the source")
+    check_endpoint("heldout_judge", heldout.source, heldout.thinking, heldout.endpoint)
 
 
 def _check_judge(cfg: Experiment) -> None:

@@ -79,9 +79,10 @@ def own_ids(ids: jax.Array, own: int, vocab: Axes) -> tuple[jax.Array, jax.Array
 
 
 def _spec(name: str, w: jax.Array, mesh: Mesh, rules: ShardingRules) -> PartitionSpec:
-    """Of a table, an entry for both of its axes."""
+    """Of a table, an entry for both of its axes; mesh axes of size 1 cut nothing."""
     spec = array_sharding(mesh, w.shape, AXES[name], rules).spec
-    return PartitionSpec(*spec, *(None,) * (2 - len(spec)))
+    cuts = [tuple(axis for axis in mesh_axes(entry) if mesh.shape[axis] > 1) or None for entry in spec]
+    return PartitionSpec(*cuts, *(None,) * (2 - len(cuts)))
 
 
 def _lent(rules: ShardingRules, vocab: Axes) -> list[tuple[int, Axes]]:
