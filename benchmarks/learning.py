@@ -29,7 +29,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np  # noqa: E402
 from _results import add_row, learning_plot, machine  # noqa: E402
 
-from coevo_jax.assemble import System, assemble  # noqa: E402
+from coevo_jax.assemble import assemble  # noqa: E402
 from coevo_jax.cli import Flags, resolve  # noqa: E402
 from coevo_jax.config import DataConfig, Experiment, Sampling  # noqa: E402
 from coevo_jax.config.override import to_dict  # noqa: E402
@@ -44,6 +44,7 @@ from coevo_jax.records.metrics import read_metrics  # noqa: E402
 from coevo_jax.records.run_folder import config_differences, read_config  # noqa: E402
 from coevo_jax.rubrics import Rubric, parse_rubric  # noqa: E402
 from coevo_jax.sampler import Completion, Request  # noqa: E402
+from coevo_jax.system import System  # noqa: E402
 from coevo_jax.train import train  # noqa: E402
 
 CONFIGS = {"rubrics": "configs/smollm2_learn.py", "verifiable": "configs/smollm2_verifiable.py"}

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from coevo_jax.assemble import UNSAMPLED, System, assemble
+from coevo_jax.assemble import assemble
 from coevo_jax.config import Experiment
 from coevo_jax.judges import JUDGE_PROMPTS
 from coevo_jax.judges.scalar import RewardModel
@@ -20,9 +20,11 @@ from coevo_jax.methods.stage import Step
 from coevo_jax.methods.supervised import sft_batch
 from coevo_jax.models.remat import kept_bytes
 from coevo_jax.models.spec import ModelSpec
+from coevo_jax.modes import MODES
 from coevo_jax.progress import RunConsole
 from coevo_jax.sampler import Engine
 from coevo_jax.sampler.kv import bytes_per_token
+from coevo_jax.system import System
 from coevo_jax.text.chat import ChatTokenizer
 from coevo_jax.text.prompts import render_prompt
 
@@ -106,7 +108,7 @@ def memory(system: System) -> dict[str, int]:
         out[f"{name} optimizer state"] = _bytes(learner.state.opt_state)
         out[f"{name} gradients"] = params
         sizes = [jnp.dtype(d).itemsize for d in (cfg.policy.dtype, cfg.policy.param_dtype)]
-        if cfg.loss.kl_weight > 0 and cfg.schedule.mode not in UNSAMPLED:
+        if cfg.loss.kl_weight > 0 and MODES[cfg.schedule.mode].sampled:
             out[f"{name} reference"] = params * sizes[0] // sizes[1]  # whose matrices are in the dtype of the computation
         if learner.critic is not None:
             state = learner.critic.state
@@ -115,7 +117,7 @@ def memory(system: System) -> dict[str, int]:
             out[f"{name} sampler copy"] = params * sizes[0] // sizes[1]
     for name, params in system.frozen.items():
         out[name] = _bytes(params)
-    for i, engine in enumerate(system.engines if cfg.schedule.mode not in UNSAMPLED else []):
+    for i, engine in enumerate(system.engines if MODES[cfg.schedule.mode].sampled else []):
         out[f"sampler keys and values {i}" if i else "sampler keys and values"] = kv_bytes(engine)
     out["activations of a micro-batch"] = activation_bytes(system.learners["policy"].spec, cfg)
     return out

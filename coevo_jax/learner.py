@@ -96,15 +96,15 @@ class Learner:
         self.state = self.state.replace(opt_state=None)  # the old moments go before the new ones come
         self.state = _settled(init_state(params, self.optimizer))
 
-    def update(self, samples: list[Any], loss: str, temperature: float) -> dict[str, float]:
+    def update(self, samples: list[Any], loss: str, temperature: float, most: int = 0) -> dict[str, float]:
         """One update on a batch of samples (pairs for 'reward'); returns its metrics. The old parameters are donated: publish
-        afterwards."""
+        afterwards. most: samples that such an update may have, 0: prompts x group."""
         if loss == "reward":
             return self._update_reward(samples)
         cfg = self.cfg.update
         if self.cfg.compat.pack_mean:  # whose rows are means, so what is in a row matters
             cfg = dataclasses.replace(cfg, share_prefix=False)
-        rows = self._rows(samples, cfg, loss)
+        rows = self._rows(samples, cfg, loss, most)
         if loss == "policy" and self.cfg.loss.kl_weight > 0:
             assert self.reference is not None
             rows = rows.replace(ref_logp=self.logprobs(_moved(self.reference, "device"), rows, temperature))
@@ -153,11 +153,12 @@ class Learner:
         rows = make(dataclasses.replace(cfg, rows_per_micro=height // processes), devices // processes)
         return global_rows(rows, NamedSharding(self.mesh, PartitionSpec(None, rules.batch)))
 
-    def _rows(self, samples: list[Sample], cfg: UpdateConfig, loss: str) -> TokenBatch:
+    def _rows(self, samples: list[Sample], cfg: UpdateConfig, loss: str, most: int) -> TokenBatch:
         """Packed rows of all processes. One shape, and so one program, whatever the packing: rows enough for a sample each; empty
         micro-batches don't run. Processes agree on the number of micro-batches, since they run them together."""
         schedule, processes = self.cfg.schedule, jax.process_count()
-        most = most_owned(self.cfg.warmup.batch) if loss == "sft" else most_owned(schedule.prompts) * schedule.group
+        usual = most_owned(self.cfg.warmup.batch) if loss == "sft" else most_owned(schedule.prompts) * schedule.group
+        most = most or usual
         rules = train_rules(self.cfg.mesh)
         devices = rows_devices(self.mesh, rules)
         if processes == 1:
@@ -184,9 +185,10 @@ def _settled(state: TrainState) -> TrainState:
     return jax.tree.map(lambda x: same(x) if x.ndim == 0 else x, state)
 
 
-def make_learner(name: str, cfg: Experiment, model: LoadedModel, mesh: Any = None, updates: int = 0) -> Learner:
-    """A Learner over loaded weights. `updates`: those of the loop that train them, the length of a cosine schedule."""
-    lr = cfg.generator.lr if name == "rubric" and cfg.generator.lr else cfg.optimizer.lr
+def make_learner(name: str, cfg: Experiment, model: LoadedModel, mesh: Any = None, updates: int = 0, lr: float = 0.0) -> Learner:
+    """A Learner over loaded weights. `updates`: those of the loop that train them, the length of a cosine schedule. lr: its own,
+    where the role has one."""
+    lr = lr or (cfg.generator.lr if name == "rubric" and cfg.generator.lr else cfg.optimizer.lr)
     schedule = cfg.optimizer.schedule if updates else "constant"  # a frozen generator, a supervised run
     optimizer = make_optimizer(dataclasses.replace(cfg.optimizer, lr=lr, schedule=schedule), updates)
     supervised = dataclasses.replace(cfg.optimizer, lr=cfg.warmup.lr, warmup_steps=0, schedule="constant")

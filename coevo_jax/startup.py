@@ -12,12 +12,12 @@ from typing import Any
 
 import jax
 
-from coevo_jax.assemble import System
 from coevo_jax.config.override import to_dict
 from coevo_jax.distributed import largest, to_all
 from coevo_jax.errors import UserError
 from coevo_jax.records.fingerprint import fingerprint
 from coevo_jax.records.run_folder import CONFIG, RunFolder
+from coevo_jax.system import System
 
 
 def check_processes(system: System, folder: RunFolder) -> None:

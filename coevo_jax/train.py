@@ -21,7 +21,7 @@ from typing import Any
 
 import jax
 
-from coevo_jax.assemble import System, assemble
+from coevo_jax.assemble import assemble
 from coevo_jax.config import Experiment
 from coevo_jax.config.override import to_dict
 from coevo_jax.distributed import any_process, barrier, own, to_first
@@ -35,6 +35,7 @@ from coevo_jax.records.rollouts import drop_rollouts_after, write_rollouts
 from coevo_jax.records.run_folder import RunFolder, check_run, open_run
 from coevo_jax.records.tensorboard import Scalars
 from coevo_jax.startup import check_processes
+from coevo_jax.system import System
 from coevo_jax.watchdog import Watchdog
 
 
@@ -141,7 +142,7 @@ def _run(run: Run) -> bool:
                 learned = {"update/skipped": 1.0}
                 if any_process(bool(batch.samples)):
                     temperature = system.temperature(stage)
-                    learned = learner.update(batch.samples, stage.loss, temperature) | {"update/skipped": 0.0}
+                    learned = learner.update(batch.samples, stage.loss, temperature, stage.most) | {"update/skipped": 0.0}
                 for part in batch.then:  # further optimizer steps on what was made together
                     more = {"update/skipped": 1.0}
                     if any_process(bool(part.samples)):
@@ -149,7 +150,8 @@ def _run(run: Run) -> bool:
                         more = other.update(part.samples, stage.loss, part.temperature) | {"update/skipped": 0.0}
                     learned |= {f"{part.name}/{name}": value for name, value in more.items()}
             with system.context.timed("publish"), watchdog.meeting("publish"):
-                learner.publish()
+                if stage.loss != "none":
+                    learner.publish()
                 for role in {part.role for part in batch.then if system.learner_of(part.role) is not learner}:
                     system.learner_of(role).publish()
 
@@ -183,7 +185,11 @@ def _run(run: Run) -> bool:
 
 
 def _begin_stage(system: System, stage: Stage, checkpoints: Checkpoints) -> None:
-    """The first stage that needs the reference anchors it: the weights as they are now, once a run."""
+    """The first stage that needs the reference anchors it: the weights as they are now, once a run. A stage may ask for a fresh
+    optimizer."""
+    if stage.fresh:
+        system.learner_of(stage.role).fresh_optimizer()
+        system.learner_of(stage.role).publish()
     if stage.loss != "policy":
         return
     for learner in system.learners.values():
@@ -234,6 +240,7 @@ def _save(run: Run, block: bool = False) -> None:
         "position": dataclasses.asdict(position),
         "metrics_rows": 0 if run.metrics is None else run.metrics.cursor,
         "streams": {name: stream.state(own(stream.slots)) for name, stream in streams.items()},
+        "stores": {name: store.state() for name, store in system.context.stores.items()},
         "anchored": sorted(name for name, learner in system.learners.items() if learner.anchored),
         "frozen": system.frozen_fingerprints,
     }
@@ -262,6 +269,8 @@ def _restore(system: System, checkpoints: Checkpoints, metrics: MetricsWriter | 
             learner.take_reference(checkpoints.load_reference(learner.state.params, f"reference_{name}"))
     for name in host["streams"]:  # slots, saved by however many processes
         system.context.streams[name].restore([part["streams"][name] for part in restored.host_parts])
+    for name, store in system.context.stores.items():
+        store.restore([part["stores"][name] for part in restored.host_parts])
     system.context.buffer.restore(restored.array_parts)
     dropped = metrics.truncate_to(host["metrics_rows"]) if metrics is not None else 0
     position = Position(**host["position"])

@@ -11,11 +11,11 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from learn_support import experiment, mesh_of, some_samples
 
-from coevo_jax.assemble import share_of
 from coevo_jax.config import LossConfig, SamplerConfig
 from coevo_jax.distributed import global_rows, initialize, largest, own, to_all, to_first
 from coevo_jax.errors import UserError
 from coevo_jax.learn.packing import pack, with_micro_batches
+from coevo_jax.loading import share_of
 from coevo_jax.records.facts import Facts
 from coevo_jax.records.rollouts import read_rollouts, write_rollouts
 from coevo_jax.watchdog import Beat, Watchdog

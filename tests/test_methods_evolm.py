@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from train_support import make_batch, system_of
 
-from coevo_jax.assemble import System
 from coevo_jax.config import RubricConfig
 from coevo_jax.judges import JudgeItem
 from coevo_jax.judges.world import OracleJudge
 from coevo_jax.methods.context import KINDS, request_id
 from coevo_jax.methods.evolm import rubric_reward
 from coevo_jax.records.verdicts import Verdict, failed
+from coevo_jax.system import System
 
 # ---------------------------------------------------------------------------------------------------------------- rewards
 

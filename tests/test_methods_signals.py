@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from train_support import REPO, make_batch, system_of
 
-from coevo_jax.assemble import System
 from coevo_jax.config.several import frozen_models
 from coevo_jax.methods.context import Context
 from coevo_jax.methods.evolm import policy_batch, rubric_batch, stages
 from coevo_jax.methods.rewards import panel_rewards
 from coevo_jax.methods.stage import Step
 from coevo_jax.records.fingerprint import fingerprint
+from coevo_jax.system import System
 
 ELSEWHERE = ("pairs.temporal=0", "schedule.order=generator_only")
 FROZEN = (*ELSEWHERE, "pairs.frozen=1", *(f"pairs.frozen_models.{i}.source=tiny" for i in range(3)))

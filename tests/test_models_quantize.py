@@ -12,7 +12,7 @@ import pytest
 import sampler_support as ss
 from train_support import tiny
 
-from coevo_jax import assemble
+from coevo_jax import loading
 from coevo_jax.config import MeshConfig
 from coevo_jax.errors import UserError
 from coevo_jax.judges import JudgeItem, criterion_logits, make_judge
@@ -174,7 +174,7 @@ def test_a_judge_of_the_config(dtype, monkeypatch):
     cfg = tiny(*JUDGE, f"judge.dtype={dtype}", "sampler.max_prompt=256", "update.pack_length=256")
     policy = load_model(cfg.policy)
     full_params = jax.tree.map(jnp.copy, policy.params)
-    model = assemble._load_judge(cfg, policy, None)
+    model = loading.load_judge(cfg, policy, None)
     for leaf in jax.tree.leaves(policy.params):
         leaf.delete()  # as an update does, which donates them
     start = fingerprint(model.params)

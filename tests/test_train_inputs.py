@@ -7,9 +7,8 @@ import pathlib
 import pytest
 from train_support import files_of, run, system_of
 
-from coevo_jax.assemble import JUDGE_PROMPTS
 from coevo_jax.errors import UserError
-from coevo_jax.judges import JUDGES, criterion_logits, json_criteria, json_score, likert, points, rar_explicit
+from coevo_jax.judges import JUDGE_PROMPTS, JUDGES, criterion_logits, json_criteria, json_score, likert, points, rar_explicit
 from coevo_jax.text import prompts
 
 SHORT = ("schedule.cycles=1", "schedule.k=1")

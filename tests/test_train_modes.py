@@ -14,7 +14,7 @@ import pytest
 from sampler_support import border_distance, full_logits
 from train_support import Recorder, Run, make_batch, prints, run, same_bits, shared_programs, system_of, tiny
 
-from coevo_jax.assemble import System, assemble
+from coevo_jax.assemble import assemble
 from coevo_jax.judges import criterion_logits
 from coevo_jax.learner import make_learner
 from coevo_jax.methods.context import KINDS, request_id
@@ -23,6 +23,7 @@ from coevo_jax.models.load import load_model
 from coevo_jax.records.fingerprint import fingerprint
 from coevo_jax.records.metrics import read_metrics
 from coevo_jax.sampler.keys import row_key, token_uniforms
+from coevo_jax.system import System
 
 ONE_CYCLE = "schedule.cycles=1"
 

@@ -12,12 +12,12 @@ import pytest
 from test_train_resume import assert_same
 from train_support import Run, run, same_bits, system_of
 
-from coevo_jax.assemble import System
 from coevo_jax.config import ModelConfig
 from coevo_jax.errors import UserError
 from coevo_jax.judges import criterion_logits
 from coevo_jax.models.load import load_model, save_orbax
 from coevo_jax.records.fingerprint import fingerprint
+from coevo_jax.system import System
 from coevo_jax.trained import load, load_trained
 
 pytestmark = pytest.mark.slow

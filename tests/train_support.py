@@ -18,10 +18,10 @@ from unittest import mock
 import jax
 import numpy as np
 
-from coevo_jax import assemble as assemble_module
 from coevo_jax import learner as learner_module
+from coevo_jax import loading as loading_module
 from coevo_jax import train as train_module
-from coevo_jax.assemble import System, assemble
+from coevo_jax.assemble import assemble
 from coevo_jax.config import Experiment
 from coevo_jax.config.load import load_config
 from coevo_jax.config.override import apply_overrides, get_at
@@ -32,6 +32,7 @@ from coevo_jax.progress import RunConsole
 from coevo_jax.records.fingerprint import fingerprint
 from coevo_jax.records.metrics import comparable, read_metrics
 from coevo_jax.records.rollouts import read_rollouts
+from coevo_jax.system import System
 
 REPO = pathlib.Path(__file__).resolve().parent.parent
 TINY = str(REPO / "configs" / "tiny.py")
@@ -161,7 +162,7 @@ def shared_programs() -> Iterator[None]:
     cache = jax.config.jax_compilation_cache_dir
     try:
         with (
-            mock.patch.object(assemble_module, "Engine", _engine(assemble_module.Engine)),
+            mock.patch.object(loading_module, "Engine", _engine(loading_module.Engine)),
             mock.patch.object(learner_module, "make_update", _update(learner_module.make_update)),
             mock.patch.object(learner_module, "make_logprobs", _logprobs(learner_module.make_logprobs)),
             mock.patch.object(jax, "device_count", lambda: 1),

@@ -15,6 +15,7 @@ from coevo_jax.config.several import frozen_models, policy_names
 from coevo_jax.data import SlotStream
 from coevo_jax.distributed import own
 from coevo_jax.judges import Judge
+from coevo_jax.methods.store import SlotStore
 from coevo_jax.preference.buffer import ReplayBuffer
 from coevo_jax.rubrics.endpoint import EndpointWriter
 from coevo_jax.sampler import Completion, Engine, Request
@@ -70,6 +71,7 @@ class Context:
     writer: EndpointWriter | None = None  # writes the rubrics in place of the rubric voice
     watchdog: Watchdog = dataclasses.field(default_factory=Watchdog)
     heldout: Judge | None = None  # scores some answers and rewards none
+    stores: dict[str, SlotStore] = dataclasses.field(default_factory=dict)  # what a method keeps from update to update
     pair_judge: Judge | None = None  # judges the two answers of a pair side by side, where it isn't by their scores
 
     @property

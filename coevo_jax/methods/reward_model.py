@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from coevo_jax.config import Experiment
-from coevo_jax.data import PromptSet, read_pairs
+from coevo_jax.data import PromptSet, SlotStream, read_pairs
 from coevo_jax.data.prompts import normalise_space
 from coevo_jax.distributed import own
 from coevo_jax.errors import UserError
@@ -20,6 +20,7 @@ from coevo_jax.judges.scalar import conversation
 from coevo_jax.learn.reward_model import PairSample
 from coevo_jax.methods.context import Context
 from coevo_jax.methods.stage import Batch, Stage, Step
+from coevo_jax.progress import RunConsole
 from coevo_jax.records.facts import Facts
 from coevo_jax.text.chat import ChatTokenizer
 
@@ -83,6 +84,13 @@ def read(cfg: Experiment, tokenizer: ChatTokenizer, progress: Callable[[int, int
                         expected="a larger reward.max_tokens or update.pack_length, or shorter conversations")  # fmt: skip
     found = found if len(kept) == len(found) else _without(found, {record["id"] for record in kept})
     return _hold_out(found, cfg)
+
+
+def streams(cfg: Experiment, tokenizer: ChatTokenizer, count: Callable[[str], int], console: RunConsole) -> dict[str, SlotStream]:
+    """The stream of pairs."""
+    pairs = read(cfg, tokenizer, lambda done, total: console.progress("pairs measured", done, total))
+    console.note(f"{len(pairs)} pairs" + (f", {n} over the limit left out" if (n := pairs.filtered) else ""))
+    return {STREAM: SlotStream(pairs, cfg.seed, cfg.reward.pairs, STREAM)}
 
 
 def _hold_out(found: PromptSet, cfg: Experiment) -> PromptSet:

@@ -72,7 +72,10 @@ class Batch:
 @dataclasses.dataclass(frozen=True)
 class Stage:
     """`loss`: 'policy' (cfg.loss), 'sft' or 'reward' (pairs). `counts_as_policy`: do its updates age the stored answers?
-    `policy`: whose answers its batches hold."""
+    `policy`: whose answers its batches hold. Loss 'none' trains nothing: its updates make what others use (Context.stores).
+
+    fresh: the role's optimizer begins anew with the stage. temperature: of the distribution that its completions are drawn from,
+    where it isn't that of its role (rubric_sampling, answer). most: samples an update may have, 0: prompts x group."""
 
     name: str
     role: str
@@ -82,4 +85,7 @@ class Stage:
     loss: str = "policy"
     counts_as_policy: bool = False
     then_role: str = ""  # whom a second optimizer step of its updates trains
+    fresh: bool = False
+    temperature: float | None = None
+    most: int = 0
     policy: str = "policy"

@@ -1,0 +1,62 @@
+"""The modes of a run (schedule.mode), one entry each: how a method's stages are made and what they need around them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from coevo_jax.config import Experiment, ModelConfig
+from coevo_jax.data import SlotStream
+from coevo_jax.methods import evolm, reward_model, rlcer, verifiable
+from coevo_jax.methods.context import Context
+from coevo_jax.methods.stage import Stage
+from coevo_jax.progress import RunConsole
+from coevo_jax.text.chat import ChatTokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """Weights that a mode trains beside policy and generator. key: of `model` in the config; lr 0: optimizer.lr."""
+
+    key: str
+    model: ModelConfig
+    lr: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Mode:
+    """`stages`: the loop. judged: `judge` and its panel serve; sampled: something is drawn; prompts: data.prompts is read.
+
+    models: weights that train under a role of their own, beside policy and generator. streams: data of its own, by stream name;
+    `count` gives the tokens of a question in the policy's template; data_keys: the config key of each. stores: slots of each
+    store that the method keeps (Context.stores). check: what can only be known once all is loaded. templates: prompt templates by
+    the key that names them, which the run folder then binds.
+    """
+
+    stages: Callable[[Experiment], list[Stage]]
+    judged: bool = False
+    sampled: bool = True
+    prompts: bool = True
+    models: Callable[[Experiment], dict[str, Trained]] = lambda cfg: {}
+    streams: Callable[[Experiment, ChatTokenizer, Callable[[str], int], RunConsole], dict[str, SlotStream]] = (
+        lambda cfg, tokenizer, count, console: {}
+    )
+    check: Callable[[Context], None] = lambda context: None
+    data_keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    stores: Callable[[Experiment], dict[str, int]] = lambda cfg: {}
+    templates: Callable[[Experiment], dict[str, str]] = lambda cfg: {}
+
+
+MODES: dict[str, Mode] = {
+    "evolm": Mode(evolm.stages, judged=True),
+    "verifiable": Mode(verifiable.stages),
+    "sft": Mode(lambda cfg: [], sampled=False, prompts=False),
+    "rlcer": Mode(rlcer.stages, judged=True),
+    "reward": Mode(
+        reward_model.stages,
+        sampled=False,
+        prompts=False,
+        streams=reward_model.streams,
+        data_keys={reward_model.STREAM: "reward.data"},
+    ),
+}
