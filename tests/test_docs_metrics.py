@@ -45,7 +45,7 @@ def written_names() -> dict[str, str]:
             place = 1 if node.func.attr == "add" else 0
             name = text_of(node.args[place]) if len(node.args) > place else ""
             for end in BEFORE.get(node.func.attr, ("",)):
-                if NAME.fullmatch(name + end):
+                if NAME.fullmatch(name + end) and re.search("[a-z]", name):
                     out[name + end] = f"{path.relative_to(REPO)}:{node.lineno}"
     return out
 
