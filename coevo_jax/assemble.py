@@ -107,6 +107,9 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True, watchdo
     compile_all = functools.partial(compile_programs, cfg, console)
     system = System(cfg, stages, learners, context, engines.all, frozen, prints, [w.split(":")[0] for w in compat], bench,
                     compile_all, endpoints)  # fmt: skip
+    context.pair_logps = lambda role, pairs, most: system.learner_of(role).pair_logps(pairs, most)
+    if MODES[cfg.schedule.mode].prepare is not None:
+        system.began = {name: fingerprint(learner.state.params) for name, learner in learners.items()}
     others = [heldout] if heldout else []
     system.inputs = run_inputs(context, [*bench.serving, *others])
     if warm_up:

@@ -15,6 +15,7 @@ from coevo_jax.config import Experiment
 from coevo_jax.judges import JUDGE_PROMPTS
 from coevo_jax.judges.scalar import RewardModel
 from coevo_jax.methods import rlcer
+from coevo_jax.methods.dpo import dpo_batch
 from coevo_jax.methods.reward_model import reward_batch
 from coevo_jax.methods.stage import Step
 from coevo_jax.methods.supervised import sft_batch
@@ -29,6 +30,7 @@ from coevo_jax.text.chat import ChatTokenizer
 from coevo_jax.text.prompts import render_prompt
 
 GIB = 2**30
+SIDES = ("chosen", "rejected")
 
 
 def dry_run(cfg: Experiment, console: RunConsole | None = None) -> None:
@@ -52,7 +54,10 @@ def _prompts(system: System) -> list[tuple[str, ChatTokenizer, list[int]]]:
     policy, rubric = (context.voices[role].tokenizer for role in ("policy", "rubric"))
     if mode == "reward":
         pair = reward_batch(context, Step(0, 0, 0, "policy")).samples[0]
-        return [(f"{side} conversation", policy, getattr(pair, side).tolist()) for side in ("chosen", "rejected")]
+        return [(f"{side} conversation", policy, getattr(pair, side).tolist()) for side in SIDES]
+    if mode == "dpo":
+        pair = dpo_batch(context, Step(0, 0, 0, "policy")).samples[0]
+        return [(f"prompt and {side} answer", policy, [*pair.prompt.tolist(), *getattr(pair, side).tolist()]) for side in SIDES]
     if mode == "sft":
         samples = sft_batch(context, Step(0, 0, 0, "policy")).samples[:3]
         return [(f"example {i + 1}", policy, [*s.prompt, *s.completion.tolist()]) for i, s in enumerate(samples)]
@@ -88,12 +93,13 @@ def _judge_prompt(system: System, question: str) -> tuple[ChatTokenizer, list[in
 def _arithmetic(system: System) -> list[str]:
     s, u = system.cfg.schedule, system.cfg.update
     updates = sum(stage.updates for stage in system.stages)
-    conversations = f"{system.cfg.reward.pairs} pairs = {2 * system.cfg.reward.pairs} conversations an update"
+    number = system.cfg.dpo.pairs if s.mode == "dpo" else system.cfg.reward.pairs
+    conversations = f"{number} pairs = {2 * number} conversations an update"
     sequences = f"{s.prompts} prompts x {s.group} samples = {s.prompts * s.group} sequences an update, "
     sequences += f"{u.inner_iterations} pass(es)"
     return [
         "\n== batch arithmetic",
-        conversations if s.mode == "reward" else sequences,
+        conversations if s.mode in ("reward", "dpo") else sequences,
         f"packed rows of {u.pack_length} tokens, {u.rows_per_micro} rows a micro-batch, at most {u.max_segments} sequences a row",
         f"stages: {' '.join(f'{stage.name} x{stage.updates}' for stage in system.stages)} = {updates} updates",
     ]
@@ -108,7 +114,7 @@ def memory(system: System) -> dict[str, int]:
         out[f"{name} optimizer state"] = _bytes(learner.state.opt_state)
         out[f"{name} gradients"] = params
         sizes = [jnp.dtype(d).itemsize for d in (cfg.policy.dtype, cfg.policy.param_dtype)]
-        if cfg.loss.kl_weight > 0 and MODES[cfg.schedule.mode].sampled:
+        if cfg.loss.kl_weight > 0 and any(stage.loss == "policy" for stage in system.stages):
             out[f"{name} reference"] = params * sizes[0] // sizes[1]  # whose matrices are in the dtype of the computation
         if learner.critic is not None:
             state = learner.critic.state

@@ -14,9 +14,16 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from coevo_jax.config import Experiment, UpdateConfig
 from coevo_jax.critic import Critic, fetch
-from coevo_jax.distributed import global_rows, largest, local_copy, local_mesh, most_owned
+from coevo_jax.distributed import any_process, global_rows, largest, local_copy, local_mesh, most_owned
 from coevo_jax.learn.losses import resolve_loss, sft_loss
 from coevo_jax.learn.packing import Sample, TokenBatch, pack, with_micro_batches
+from coevo_jax.learn.preference import (
+    PreferenceSample,
+    make_preference_scores,
+    make_preference_update,
+    make_reference_logps,
+    pack_preferences,
+)
 from coevo_jax.learn.publish import cast_matrices, make_publish, same_places
 from coevo_jax.learn.reward_model import PairSample, described, make_reward_scores, make_reward_update, pack_pairs
 from coevo_jax.learn.update import Optimizer, TrainState, init_state, make_logprobs, make_optimizer, make_update, rows_devices
@@ -28,7 +35,8 @@ from coevo_jax.records.fingerprint import fingerprint
 
 @dataclasses.dataclass
 class Learner:
-    """Trained weights. `updates` by loss name ('policy', 'sft', 'reward'; 'scores' looks at held-out pairs).
+    """Trained weights. `updates` by loss name ('policy', 'sft', 'reward', 'dpo'; 'scores' and 'dpo_scores' look at held-out
+    pairs, 'pair_logps' gives log-probs of answers).
 
     `publish` makes the sampler's copy, `weights` hands it out."""
 
@@ -97,10 +105,12 @@ class Learner:
         self.state = _settled(init_state(params, self.optimizer))
 
     def update(self, samples: list[Any], loss: str, temperature: float, most: int = 0) -> dict[str, float]:
-        """One update on a batch of samples (pairs for 'reward'); returns its metrics. The old parameters are donated: publish
-        afterwards. most: samples that such an update may have, 0: prompts x group."""
+        """One update on a batch of samples (pairs for 'reward' and 'dpo'); returns its metrics. The old parameters are donated:
+        publish afterwards. most: samples that such an update may have, 0: prompts x group."""
         if loss == "reward":
             return self._update_reward(samples)
+        if loss == "dpo":
+            return self._update_preference(samples, most)
         cfg = self.cfg.update
         if self.cfg.compat.pack_mean:  # whose rows are means, so what is in a row matters
             cfg = dataclasses.replace(cfg, share_prefix=False)
@@ -142,6 +152,32 @@ class Learner:
         self.state, metrics = self.updates["reward"](self.state, placed(trained, self.cfg.reward.pairs))
         found = told(metrics) | {f"heldout/{name.removeprefix('reward_model/')}": value for name, value in seen.items()}
         return {"update/nonfinite" if name == "nonfinite" else name: value for name, value in found.items()}
+
+    def _update_preference(self, pairs: list[PreferenceSample], most: int) -> dict[str, float]:
+        """One update on the pairs that are not held out, after a look at those that are. most: pairs that one process may have,
+        0: its part of dpo.pairs."""
+        trained, heldout = ([pair for pair in pairs if pair.heldout == aside] for aside in (False, True))
+        seen: dict[str, float] = {}
+        if any_process(bool(heldout)):
+            scores: Any = self.updates["dpo_scores"]
+            looked = scores(self.state.params, self._pairs(heldout, most_owned(self.cfg.dpo.heldout)))
+            seen = {f"heldout/{name}": float(value) for name, value in jax.device_get(looked).items()}
+        self.published, self._compared, self._wanted = None, (), ""
+        rows = self._pairs(trained, most or most_owned(self.cfg.dpo.pairs))
+        self.state, metrics = self.updates["dpo"](self.state, rows)
+        found = seen | {name: float(value) for name, value in jax.device_get(metrics).items()}
+        return {"update/nonfinite" if name == "nonfinite" else name: value for name, value in found.items()}
+
+    def pair_logps(self, pairs: list[PreferenceSample], most: int) -> list[tuple[float, float]]:
+        """Summed log-probs of both answers of each of this process's pairs under the weights of now: a frozen reference without a
+        copy of them. Called by all processes together. most: pairs that any of them may have."""
+        first = jax.process_index() * most
+        sums, owner = jax.device_get(self.updates["pair_logps"](self.state.params, self._pairs(pairs, most, first)))
+        found = {int(o): float(x) for o, x in zip(owner.ravel(), sums.ravel()) if o >= 0}
+        return [(found[2 * i], found[2 * i + 1]) for i in range(first, first + len(pairs))]
+
+    def _pairs(self, pairs: list[PreferenceSample], most: int, first: int = 0) -> Any:
+        return self._placed(lambda cfg, devices: pack_preferences(pairs, cfg, devices=devices, most=most, first=first))
 
     def _placed(self, make: Callable[[UpdateConfig, int], Any]) -> Any:
         """Rows that `make(cfg, devices)` packs for one process, over all processes; their number is one for all of them."""
@@ -199,6 +235,9 @@ def make_learner(name: str, cfg: Experiment, model: LoadedModel, mesh: Any = Non
         functions = {
             "policy": make_update(model.spec, optimizer, resolve_loss(cfg.loss), cfg, mesh),
             "sft": make_update(model.spec, make_optimizer(supervised), sft_loss, cfg, mesh),
+            "dpo": make_preference_update(model.spec, optimizer, cfg, mesh),
+            "dpo_scores": make_preference_scores(model.spec, cfg, mesh),
+            "pair_logps": make_reference_logps(model.spec, cfg, mesh),
         }
     state = _settled(init_state(model.params, optimizer))
     logprobs, placed = (

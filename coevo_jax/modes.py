@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 
 from coevo_jax.config import Experiment, ModelConfig
 from coevo_jax.data import SlotStream
-from coevo_jax.methods import evolm, reward_model, rlcer, verifiable
+from coevo_jax.methods import dpo, evolm, iterated_dpo, preferred, reward_model, rlcer, verifiable
 from coevo_jax.methods.context import Context
+from coevo_jax.methods.prepared import Prepared
 from coevo_jax.methods.stage import Stage
 from coevo_jax.progress import RunConsole
 from coevo_jax.text.chat import ChatTokenizer
@@ -30,7 +31,7 @@ class Mode:
     models: weights that train under a role of their own, beside policy and generator. streams: data of its own, by stream name;
     `count` gives the tokens of a question in the policy's template; data_keys: the config key of each. stores: slots of each
     store that the method keeps (Context.stores). check: what can only be known once all is loaded. templates: prompt templates by
-    the key that names them, which the run folder then binds.
+    the key that names them, which the run folder then binds. prepare: makes something once before the first update.
     """
 
     stages: Callable[[Experiment], list[Stage]]
@@ -45,6 +46,7 @@ class Mode:
     data_keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
     stores: Callable[[Experiment], dict[str, int]] = lambda cfg: {}
     templates: Callable[[Experiment], dict[str, str]] = lambda cfg: {}
+    prepare: Callable[[Context, Prepared], bool] | None = None
 
 
 MODES: dict[str, Mode] = {
@@ -59,4 +61,13 @@ MODES: dict[str, Mode] = {
         streams=reward_model.streams,
         data_keys={reward_model.STREAM: "reward.data"},
     ),
+    "dpo": Mode(
+        dpo.stages,
+        sampled=False,
+        prompts=False,
+        streams=dpo.streams,
+        data_keys={dpo.STREAM: "dpo.data"},
+        prepare=dpo.prepare,
+    ),
+    "iterated_dpo": Mode(iterated_dpo.stages, judged=True, check=iterated_dpo.check, stores=preferred.stores),
 }

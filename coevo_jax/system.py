@@ -15,6 +15,7 @@ from coevo_jax.judges.several import members
 from coevo_jax.learner import Learner
 from coevo_jax.loading import HELDOUT, source_key
 from coevo_jax.methods.context import Context
+from coevo_jax.methods.prepared import Prepared
 from coevo_jax.methods.stage import Stage
 from coevo_jax.modes import MODES
 from coevo_jax.progress import RunConsole
@@ -41,6 +42,7 @@ class System:
     compile: Callable[[Iterable[Any]], None]  # the programs of (engine, weights, asks for probabilities) or a reward model
     endpoints: dict[str, Endpoint] = dataclasses.field(default_factory=dict)  # by role, where one is remote
     inputs: dict[str, Input] = dataclasses.field(default_factory=dict)  # what is read and the config only names
+    began: dict[str, str] = dataclasses.field(default_factory=dict)  # fingerprints of trained weights as loaded (Mode.prepare)
 
     def learner_of(self, role: str) -> Learner:
         """The weights that a role trains."""
@@ -83,6 +85,11 @@ class System:
         for stats in used:
             stats.reset()
         return facts
+
+    def prepare(self, folder: pathlib.Path, updates: int, stopped: Callable[[], bool]) -> bool:
+        """What the mode makes once before its first update, in the run folder. False: it was interrupted, and can go on."""
+        prepare = MODES[self.cfg.schedule.mode].prepare
+        return prepare is None or prepare(self.context, Prepared(folder, updates, self.began, stopped))
 
     def open_caches(self, folder: pathlib.Path) -> None:
         """Let the endpoints keep their replies in the run folder."""

@@ -92,6 +92,9 @@ def train(cfg: Experiment, workdir: str, console: RunConsole | None = None, watc
             position = _restore(system, checkpoints, metrics, console)
         if first:
             drop_rollouts_after(folder.rollouts, position.updates - 1)
+        with watchdog.meeting("prepare"):
+            if not system.prepare(folder.path, position.updates, stop.is_set):
+                return False
         scalars = Scalars(folder.path / "tensorboard", cfg.run.tensorboard and first, position.updates)
         stack.callback(scalars.close)
         run = Run(system, position, folder, checkpoints, metrics, scalars, console, watchdog, stop, position.updates)
@@ -126,7 +129,7 @@ def _run(run: Run) -> bool:
                 return False
             start = perf_counter()
             age = position.policy_updates.get(stage.policy, 0)
-            step = Step(position.updates, age, stage.cycle, stage.role, stage.policy)
+            step = Step(position.updates, age, stage.cycle, stage.role, stage.policy, position.done)
 
             # ------------------------------------------------------------------------------------------- make a batch
             console.mark("batch", step.update)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from coevo_jax.config.dpo import DpoConfig
 from coevo_jax.config.learn import AdvantageConfig, LossConfig, OptimizerConfig, UpdateConfig
 from coevo_jax.config.model import (
     EndpointConfig,
@@ -50,6 +51,7 @@ class Experiment:
     schedule: ScheduleConfig = ScheduleConfig()
     warmup: WarmupConfig = WarmupConfig()
     reward: RewardConfig = RewardConfig()
+    dpo: DpoConfig = DpoConfig()
     rlcer: RlcerConfig = RlcerConfig()
     critic: CriticConfig = CriticConfig()
     control: ControlConfig = ControlConfig()
@@ -70,6 +72,7 @@ __all__ = [
     "ControlConfig",
     "CriticConfig",
     "DataConfig",
+    "DpoConfig",
     "EndpointConfig",
     "Experiment",
     "GeneratorConfig",

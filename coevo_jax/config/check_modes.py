@@ -62,7 +62,7 @@ def check_rlcer(cfg: Experiment) -> None:
 def check_critic(cfg: Experiment) -> None:
     """A critic where there is something to value, and no settings of one that isn't there."""
     critic = cfg.advantage.kind == "gae"
-    require(not critic or cfg.schedule.mode not in ("sft", "reward"),
+    require(not critic or cfg.schedule.mode not in ("sft", "reward", "dpo", "iterated_dpo"),
             f"advantage.kind=gae has no rewards in schedule.mode={cfg.schedule.mode}", "advantage.kind, schedule.mode",
             "advantage.kind=mean, or a mode that samples")  # fmt: skip
     require(critic or cfg.critic == CriticConfig(), f"critic settings would be ignored: advantage.kind={cfg.advantage.kind}",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from coevo_jax.config import Experiment, api_model
+from coevo_jax.config.check_dpo import USERS as DPO_MODES
 from coevo_jax.config.override import get_at, key_types, replace_at
 from coevo_jax.config.several import rule_of
 
@@ -74,6 +75,7 @@ TURNS = "panel.from_cycle"  # whose cycles come one after another, so that every
 MOST = {  # kept where they are less
     "warmup.updates": 2, "run.keep": 2, "control.overlong_buffer": 6, "control.heldout_answers": 2,
     "critic.warmup_updates": 1, "reward.heldout": 4,
+    "dpo.heldout": 4, "dpo.updates": 2, "dpo.compare": 1, "dpo.answers": 2, "dpo.pairs": 4, "dpo.max_tokens": 0,
 }  # fmt: skip
 
 
@@ -85,6 +87,8 @@ def shrink(cfg: Experiment) -> Experiment:
             cfg = replace_at(cfg, key, SMOKE[rule])
     if prompts.startswith("reasoning_gym:"):  # which bring their verifier
         cfg = replace_at(cfg, "data.prompts", prompts)
+    if cfg.schedule.mode == "dpo":
+        cfg = replace_at(replace_at(cfg, "dpo.data", "tiny"), "dpo.eval_every", 1)
     if cfg.pairs.data:
         cfg = replace_at(cfg, "pairs.data", "tiny")
     for key, rule in alike.items():
@@ -95,5 +99,7 @@ def shrink(cfg: Experiment) -> Experiment:
     cycles = 1 if cfg.schedule.order == "generator_first" else max(len(starts), len(cfg.policies) + 1)
     cfg = replace_at(cfg, "schedule.cycles", cycles)
     for key, most in MOST.items():
+        if key.startswith("dpo.") and cfg.schedule.mode not in DPO_MODES:  # whose settings stay the defaults
+            continue
         cfg = replace_at(cfg, key, min(most, get_at(cfg, key)))
     return replace_at(cfg, "scale", "smoke")

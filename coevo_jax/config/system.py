@@ -68,7 +68,8 @@ class ScheduleConfig:
     k: int = 50
     prompts: int = 64  # prompt slots of an update
     group: int = 8  # samples a prompt
-    mode: str = "evolm"  # evolm | sft | verifiable | rlcer (RlcerConfig) | reward (trains a reward model, RewardConfig)
+    # evolm | sft | verifiable | rlcer (RlcerConfig) | reward (RewardConfig) | dpo, iterated_dpo (DpoConfig)
+    mode: str = "evolm"
     verifier: str = ""  # verifiable, rlcer: dotted path 'module:function'
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from coevo_jax.config import Experiment, Sampling, api_model
+from coevo_jax.config import check_dpo as dpo
 from coevo_jax.config.check_modes import RUBRIC_FREE, check_control, check_critic, check_reward, check_rlcer
 from coevo_jax.config.endpoints import check_endpoint
 from coevo_jax.config.learn import REMAT_NAMES
@@ -51,7 +52,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "rubric.reward": ("margin", "binary", "separation", "log_sigmoid"),
     "pairs.on_empty": ("nearest", "drop"),
     "schedule.order": ORDERS,
-    "schedule.mode": ("evolm", "sft", "verifiable", "rlcer", "reward"),
+    "schedule.mode": ("evolm", "sft", "verifiable", "rlcer", "reward", "dpo", "iterated_dpo"),
     "advantage.kind": ("group_std", "mean", "leave_one_out", "gae"),
     "loss.aggregation": ("token", "sequence", "constant"),
     "loss.ratio": ("token", "sequence"),
@@ -64,6 +65,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "sampler.kv_dtype": (*DTYPES, "int8"),
     "sampler.attention": ("xla", "pallas"),
     "mesh.train": ("tensor", "fsdp", "context"),
+    **dpo.CHOICES,
     **{f"{role}.endpoint.length_field": ("max_tokens", "max_completion_tokens") for role in ENDPOINTS},
 }
 
@@ -169,6 +171,7 @@ RANGES: dict[str, tuple[float, float]] = {
         (0, 1),
     ),
     "judge.samples": (1, 64),
+    **dpo.RANGES,
     **{f"{role}.endpoint.concurrency": (1, 1024) for role in ENDPOINTS},
     **{f"{role}.endpoint.retries": (0, 100) for role in ENDPOINTS},
     **{f"{role}.endpoint.top_logprobs": (2, 20) for role in ENDPOINTS},
@@ -193,7 +196,7 @@ def validate(cfg: Experiment) -> None:
     for key in (*SAMPLINGS, *(f"panel.judges.{i}.sampling" for i in range(len(cfg.panel.judges)))):
         _check_sampling(key, get_at(cfg, key))
     checks = (_check_names, _check_roles, _check_remote, _check_rubric, _check_learn, _check_lengths, _check_pairs, _check_guided)
-    extra = (_check_panel, _check_policies, check_reward, check_rlcer, check_critic, check_control)
+    extra = (_check_panel, _check_policies, check_reward, check_rlcer, check_critic, check_control, dpo.check_dpo)
     for check in (*checks, _check_judge, *extra, _check_run):
         check(cfg)
 
@@ -330,9 +333,15 @@ def _check_learn(cfg: Experiment) -> None:
 def used_samplings(cfg: Experiment) -> Iterator[tuple[str, Sampling, bool]]:
     """(key, sampling, is its text trained) for each kind of text that the run's own engines draw."""
     mode, order = cfg.schedule.mode, cfg.schedule.order
-    if mode in ("sft", "reward"):
+    if mode in ("sft", "reward", "dpo"):
         return
     yield "answer", cfg.answer, mode != "evolm" or order != "generator_only"
+    if mode == dpo.ITERATED:
+        if cfg.rubric.source == "generator" and not api_model(cfg.generator.source):
+            yield "rubric_sampling", cfg.rubric_sampling, False
+        writes = cfg.judge.protocol in WRITING or (cfg.judge.pairs == "pairwise" and cfg.judge.protocol != "oracle")
+        if writes and not api_model(cfg.judge.source):
+            yield "judge.sampling", cfg.judge.sampling, False
     if mode == "rlcer":
         yield "rubric_sampling", cfg.rubric_sampling, order == "alternate"
         if cfg.judge.protocol in WRITING and not api_model(cfg.judge.source):
@@ -445,7 +454,7 @@ def _check_remote(cfg: Experiment) -> None:
 
 def _check_judge(cfg: Experiment) -> None:
     """Which rubrics a judge reads, and what only some protocols know."""
-    if cfg.schedule.mode != "evolm":
+    if cfg.schedule.mode not in ("evolm", dpo.ITERATED):
         return
     protocol, source = cfg.judge.protocol, cfg.rubric.source
     free = protocol in RUBRIC_FREE
@@ -456,7 +465,7 @@ def _check_judge(cfg: Experiment) -> None:
         "rubric.source=none" if free else "rubric.source=generator, predefined or data",
     )
     _require(
-        source == "generator" or cfg.schedule.order == "policy_only",
+        source == "generator" or cfg.schedule.order == "policy_only" or cfg.schedule.mode == dpo.ITERATED,
         f"rubric.source={source}, but schedule.order={cfg.schedule.order} trains a generator whose rubrics nobody reads",
         "rubric.source, schedule.order",
         "schedule.order=policy_only",
@@ -497,7 +506,10 @@ def _check_pairwise(cfg: Experiment) -> None:
                  "judge.order, judge.pairs", "judge.order=both, or judge.pairs=pairwise")  # fmt: skip
         return
     what = "judge.pairs=pairwise would be ignored: the run judges no pairs"
-    _require(trains_generator(cfg), what, "judge.pairs, schedule.order", "judge.pairs=scores")
+    labels = cfg.schedule.mode == dpo.ITERATED
+    _require(trains_generator(cfg) or labels, what, "judge.pairs, schedule.order", "judge.pairs=scores")
+    _require(not labels or judge.order == "both", f"judge.order={judge.order} would be ignored: labels need both orders",
+             "judge.order, schedule.mode", "judge.order=both")  # fmt: skip
     _require(not judge.guided, "judge.pairs=pairwise has no grammar", "judge.pairs, judge.guided", "judge.guided=false")
 
 

@@ -15,6 +15,7 @@ from coevo_jax.config.several import frozen_models, policy_names
 from coevo_jax.data import SlotStream
 from coevo_jax.distributed import own
 from coevo_jax.judges import Judge
+from coevo_jax.learn.preference import PreferenceSample
 from coevo_jax.methods.store import SlotStore
 from coevo_jax.preference.buffer import ReplayBuffer
 from coevo_jax.rubrics.endpoint import EndpointWriter
@@ -72,6 +73,9 @@ class Context:
     watchdog: Watchdog = dataclasses.field(default_factory=Watchdog)
     heldout: Judge | None = None  # scores some answers and rewards none
     stores: dict[str, SlotStore] = dataclasses.field(default_factory=dict)  # what a method keeps from update to update
+    # (role, pairs, most pairs of a process) -> log-probs of both answers under the role's weights of now (Learner.pair_logps)
+    pair_logps: Callable[[str, list[PreferenceSample], int], list[tuple[float, float]]] | None = None
+    reference: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)  # those of given pairs, by id
     pair_judge: Judge | None = None  # judges the two answers of a pair side by side, where it isn't by their scores
 
     @property

@@ -9,7 +9,7 @@ What failures mean is design.md 4.1: a failed verdict removes its sample; an inv
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -27,10 +27,11 @@ from coevo_jax.methods.pairs import make_pairs
 from coevo_jax.methods.rewards import panel_rewards, rubric_reward
 from coevo_jax.methods.side_by_side import judge_side_by_side
 from coevo_jax.methods.stage import Batch, Stage, Step
+from coevo_jax.methods.written_rubrics import COUNTS, parse, retry_invalid, written
 from coevo_jax.preference.pairs import Pair, add_pairs
 from coevo_jax.records.facts import Facts
 from coevo_jax.records.verdicts import STATUSES, Verdict
-from coevo_jax.rubrics import Rubric, format_reward, parse_rubric, render_rubric, rubric_stats
+from coevo_jax.rubrics import Rubric, format_reward, render_rubric, rubric_stats
 from coevo_jax.sampler import Completion
 from coevo_jax.text.parse import Parsed
 
@@ -61,8 +62,7 @@ def policy_stage(name: str, cycle: int, updates: int) -> Stage:
 
 def policy_batch(ctx: Context, step: Step) -> Batch:
     """Answers of the policy, scored by the judge under one rubric a question."""
-    counts = dict.fromkeys(("rubric/written", "rubric/valid", "rubric/retried", "rubric/prompts_dropped"), 0)
-    counts["rubric/endpoint_failed"] = 0
+    counts = dict.fromkeys(COUNTS, 0)
     verdicts: list[Verdict] = []
     rubrics: list[Rubric] = []
     dropped = Facts()
@@ -71,7 +71,7 @@ def policy_batch(ctx: Context, step: Step) -> Batch:
         records = {slot: ctx.streams[step.policy].next(slot) for slot in slots}
         answers, parsed = _answers_and_rubrics(ctx, step, records, attempt)
         counts["rubric/endpoint_failed"] += len(slots) - len(parsed)
-        found = _retry_invalid(ctx, step, records, attempt, parsed, counts)
+        found = retry_invalid(ctx, step, records, attempt, parsed, counts)
         found = {slot: drop_criteria(ctx.cfg, rubric, step, slot, attempt, dropped) for slot, rubric in found.items()}
         rubrics.extend(rubric for rubric in found.values() if rubric.criteria)
         groups = [
@@ -117,54 +117,14 @@ def _answers_and_rubrics(
     if ctx.writer is not None:  # the endpoint writes while we sample
         collect = ctx.writer.start([records[s]["prompt"] for s in slots], sampling)
         answers = ctx.generate(step.policy, ask)
-        return dict(zip(slots, answers)), _written(ctx, slots, collect)
+        return dict(zip(slots, answers)), written(ctx, slots, collect)
     write = [
         ctx.request(ctx.rubric_prompt(records[s]["prompt"]), 1, "policy_rubric", "rubric", step.update, sampling,
                     slot=s, attempt=attempt)
         for s in slots
     ]  # fmt: skip
     rubrics, answers = ctx.generate_both(write, ask, step.policy)
-    return dict(zip(slots, answers)), {s: _parse(ctx, r[0]) for s, r in zip(slots, rubrics)}
-
-
-def _written(ctx: Context, slots: list[int], collect: Callable[[], list[Parsed[Rubric] | None]]) -> dict[int, Parsed[Rubric]]:
-    """What an endpoint wrote, by slot; what it failed to give is missing (design.md 4.1: no outcome of the generator)."""
-    with ctx.timed("write"):
-        return {slot: parsed for slot, parsed in zip(slots, collect()) if parsed is not None}
-
-
-def _rewrite(
-    ctx: Context, step: Step, records: dict[int, dict[str, Any]], attempt: int, retry: int, slots: list[int], temperature: float
-) -> dict[int, Parsed[Rubric]]:
-    """Another rubric for each slot, at another temperature."""
-    sampling = dataclasses.replace(ctx.cfg.rubric_sampling, temperature=temperature)
-    if ctx.writer is not None:
-        return _written(ctx, slots, ctx.writer.start([records[s]["prompt"] for s in slots], sampling, retry))
-    out = ctx.generate("rubric", [
-        ctx.request(ctx.rubric_prompt(records[s]["prompt"]), 1, "policy_rubric", "rubric", step.update, sampling,
-                    slot=s, attempt=attempt, retry=retry)
-        for s in slots
-    ])  # fmt: skip
-    return {slot: _parse(ctx, completion) for slot, (completion,) in zip(slots, out)}
-
-
-def _retry_invalid(
-    ctx: Context, step: Step, records: dict[int, dict[str, Any]], attempt: int, first: dict[int, Parsed[Rubric]],
-    counts: dict[str, int],
-) -> dict[int, Rubric]:  # fmt: skip
-    """Valid rubrics by slot. An invalid one is sampled again, colder each time; a slot that never gets one is dropped."""
-    found = {slot: parsed.value for slot, parsed in first.items() if parsed.value is not None}
-    counts["rubric/written"] += len(first)
-    counts["rubric/valid"] += len(found)
-    for retry, temperature in enumerate(ctx.cfg.rubric.retry_temperatures, start=1):
-        missing = [slot for slot in first if slot not in found]
-        if not missing:
-            break
-        counts["rubric/retried"] += len(missing)
-        again = _rewrite(ctx, step, records, attempt, retry, missing, temperature)
-        found |= {slot: parsed.value for slot, parsed in again.items() if parsed.value is not None}
-    counts["rubric/prompts_dropped"] += len(records) - len(found)
-    return {slot: found[slot] for slot in first if slot in found}
+    return dict(zip(slots, answers)), {s: parse(ctx, r[0]) for s, r in zip(slots, rubrics)}
 
 
 def _answer_group(
@@ -250,7 +210,7 @@ def _judge_rubrics(ctx: Context, step: Step, groups: list[Group], pairs: dict[in
     for group in groups:
         pair = pairs[group.slot]
         for index, member in enumerate(group.members):
-            parsed = _parse(ctx, member.completion)
+            parsed = parse(ctx, member.completion)
             member.parts = {"format": format_reward(parsed)}
             member.note = {"rubric_status": parsed.status, "rubric_detail": parsed.detail}
             if parsed.value is None:  # an outcome, not a failure: format 0 and both scores 0, the judge is not asked
@@ -301,11 +261,6 @@ def _set_reward(member: Member, accepted: float, rejected: float, fmt: float, cf
 
 
 # ---------------------------------------------------------------------------------------------------- both phases
-
-
-def _parse(ctx: Context, completion: Completion) -> Parsed:
-    text = ctx.raw(completion.tokens, "rubric")
-    return parse_rubric(text, ctx.cfg.rubric, truncated=completion.finish == "length", opened=ctx.opened("rubric"))
 
 
 def _judge(ctx: Context, items: list[JudgeItem], step: Step) -> list[Verdict]:

@@ -13,13 +13,14 @@ from coevo_jax.records.facts import Facts
 @dataclasses.dataclass(frozen=True)
 class Step:
     """Where the run stands. `update` counts all updates and keys every draw; `policy`: whose answers the batch holds;
-    `policy_updates`: that policy's, the clock of its answers' age."""
+    `policy_updates`: that policy's, the clock of its answers' age; `within`: updates of the stage that are done."""
 
     update: int
     policy_updates: int
     cycle: int
     role: str
     policy: str = "policy"
+    within: int = 0
 
 
 class Behind:
@@ -57,7 +58,7 @@ class Batch:
     """One update's training samples, what its metrics are made of, and the rows of its rollout file: of this process's slots.
     behind: the rows that a metric against reward hacking comes from. then: further optimizer steps, as many on every process."""
 
-    samples: list[Any]  # learn.packing.Sample, or learn.reward_model.PairSample
+    samples: list[Any]  # learn.packing.Sample, learn.reward_model.PairSample or learn.preference.PreferenceSample
     facts: Facts
     rollouts: list[dict[str, Any]]
     behind: Behind = dataclasses.field(default_factory=Behind)
@@ -71,11 +72,12 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """`loss`: 'policy' (cfg.loss), 'sft' or 'reward' (pairs). `counts_as_policy`: do its updates age the stored answers?
+    """`loss`: 'policy' (cfg.loss), 'sft', 'reward' or 'dpo' (pairs). `counts_as_policy`: do its updates age the stored answers?
     `policy`: whose answers its batches hold. Loss 'none' trains nothing: its updates make what others use (Context.stores).
 
     fresh: the role's optimizer begins anew with the stage. temperature: of the distribution that its completions are drawn from,
-    where it isn't that of its role (rubric_sampling, answer). most: samples an update may have, 0: prompts x group."""
+    where it isn't that of its role (rubric_sampling, answer). most: samples an update may have, 0: prompts x group ('dpo': pairs
+    of a process, 0: its part of dpo.pairs)."""
 
     name: str
     role: str

@@ -5,7 +5,6 @@ Every assistant turn is one sample: the turns before it are the prompt, and the 
 
 from __future__ import annotations
 
-import functools
 import json
 from typing import Any
 
@@ -13,12 +12,11 @@ import numpy as np
 
 from coevo_jax.config import Experiment
 from coevo_jax.distributed import own
-from coevo_jax.errors import UserError
 from coevo_jax.learn.packing import Sample
 from coevo_jax.methods.context import Context
 from coevo_jax.methods.stage import Batch, Stage, Step
+from coevo_jax.methods.turns import assistant_turn
 from coevo_jax.records.facts import Facts
-from coevo_jax.text.chat import ChatTokenizer
 
 
 def stages(cfg: Experiment, role: str = "rubric") -> list[Stage]:
@@ -53,30 +51,13 @@ def _encode(ctx: Context, record: dict[str, Any]) -> tuple[list[int], np.ndarray
     if "rubric" in record:
         text = json.dumps(record["rubric"], ensure_ascii=False)
         prompt = ctx.rubric_prompt(record["question"], training=True)
-        return prompt, _turn(ctx.voices["rubric"].tokenizer, text)
+        return prompt, assistant_turn(ctx.voices["rubric"].tokenizer, text)
     messages = record["messages"]
     system = messages[0]["content"] if messages[0]["role"] == "system" else ctx.cfg.policy.system_prompt
     turns = [m for m in messages if m["role"] != "system"]
     tokenizer = ctx.voices["policy"].tokenizer
     prompt = tokenizer.render(turns[:-1], thinking=ctx.cfg.policy.thinking, system=system)
-    return prompt, _turn(tokenizer, turns[-1]["content"])
-
-
-def _turn(tokenizer: ChatTokenizer, text: str) -> np.ndarray:
-    """An assistant turn as the model would write it: the text's ids and the end-of-turn id."""
-    return np.asarray([*tokenizer.encode(text), end_of_turn(tokenizer)], np.int32)
-
-
-@functools.cache
-def end_of_turn(tokenizer: ChatTokenizer) -> int:
-    """The stop id with which the chat template closes an assistant turn."""
-    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    ids = tokenizer.render(turns, thinking=False, system="", add_generation_prompt=False)
-    closing = [i for i in ids if i in tokenizer.stop_ids]
-    if not closing:
-        expected = f"one of the stop ids {tokenizer.stop_ids}"
-        raise UserError("the chat template closes no assistant turn with a stop id", where="tokenizer", expected=expected)
-    return closing[-1]
+    return prompt, assistant_turn(tokenizer, turns[-1]["content"])
 
 
 def split_turns(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
