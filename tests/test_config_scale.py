@@ -23,7 +23,7 @@ from coevo_jax.train import train
 CONFIGS = sorted(p for p in (REPO / "configs").glob("**/*.py") if not p.name.startswith("_"))
 BASELINES = sorted(p for p in (REPO / "configs" / "baselines").glob("*.py") if not p.name.startswith("_"))
 ABLATIONS = sorted((REPO / "configs" / "ablations").glob("*.py"))
-MAIN = REPO / "configs" / "evolm_qwen3_8b.py"
+MAIN = REPO / "configs" / "evolm" / "qwen3_8b.py"
 # What smoke may never touch (issue: rubric source, schema, judge protocol, parser, order, reward, trainer, schedule).
 KEPT = (
     "rubric", "loss", "optimizer", "compat", "generator.mode", "generator.frozen", "judge.protocol", "judge.retries",

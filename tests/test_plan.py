@@ -27,7 +27,7 @@ from coevo_jax.plan.programs import Slice, batch, programs
 from coevo_jax.plan.step import Workload, drain_on_host, model_step, packed_rows, text_lengths
 
 GIB = 2**30
-MAIN = str(REPO / "configs" / "evolm_qwen3_8b.py")
+MAIN = str(REPO / "configs" / "evolm" / "qwen3_8b.py")
 TEXT = """HloModule m, num_partitions=8
 
 ENTRY %main (p: bf16[1024,1024]) -> bf16[1024,1024] {
@@ -219,7 +219,7 @@ def test_the_estimate_and_the_variants():
 @pytest.mark.parametrize(
     "argv, message",
     [
-        (["--topology=v5p:2x2x2", "--config=configs/evolm_qwen3_9b.py"], "no config file"),
+        (["--topology=v5p:2x2x2", "--config=configs/evolm/qwen3_9b.py"], "no config file"),
         (["--topology=v7p:2x2x2", f"--config={MAIN}"], "not the name of a TPU topology"),
         (["--topology=v5p:2x2x2", f"--config={MAIN}", "--confg.mesh.fsdp=2"], "unknown flag"),
         (["--topology=v5p:2x2x2", f"--config={MAIN}", "--config.mesh.train=both"], "unknown choice"),

@@ -18,7 +18,7 @@ from coevo_jax.errors import UserError
 
 HELP = """What a config needs on a pod slice, phase by phase, and how long a step would take there: compiled, never run.
 
-    python tpu/plan.py --config=configs/evolm_qwen3_8b.py --topology=v5p:2x2x4 [--config.KEY=VALUE ...] [--json]
+    python tpu/plan.py --config=configs/evolm/qwen3_8b.py --topology=v5p:2x2x4 [--config.KEY=VALUE ...] [--json]
 
 Needs `pip install -e '.[tpu]'` and no TPU. Models are known by name (Qwen3-8B): no weights are read. Each program of the run
 is compiled for the slice; figures are kept in --cache, so that a second plan is quick. Decode, whose layers are unrolled, is
