@@ -33,6 +33,7 @@ class ModelConfig:
 
 
 API = "api:"
+STAND_IN = "stand-in"  # a base_url: a small endpoint on this machine plays the role (remote/stand_in.py), as scale=smoke has it
 
 
 def api_model(source: str) -> str:
@@ -44,7 +45,7 @@ def api_model(source: str) -> str:
 class EndpointConfig:
     """An OpenAI-compatible endpoint (POST base_url/chat/completions), for a role whose source is 'api:MODEL'. docs/remote.md."""
 
-    base_url: str = ""  # such as https://api.openai.com/v1 or http://localhost:8000/v1
+    base_url: str = ""  # such as https://api.openai.com/v1 or http://localhost:8000/v1; STAND_IN
     key_env: str = ""  # NAME of the environment variable that holds the key, never the key; '' = none is sent
     concurrency: int = 8  # requests under way at a time
     timeout_s: float = 60.0  # of one request, from the connection to the last byte

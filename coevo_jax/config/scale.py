@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from coevo_jax.config import Experiment, api_model
+from coevo_jax.config.model import STAND_IN
 from coevo_jax.config.override import get_at, key_types, replace_at
 from coevo_jax.config.several import rule_of
 
@@ -70,6 +71,7 @@ SOURCES = (
     "heldout_judge.source",
     "critic.source",
 )  # kept where no weights are read: '', oracle, an endpoint's model
+ENDPOINTS = {"endpoint.base_url": STAND_IN, "endpoint.key_env": ""}  # of each role behind an API: where its model comes from
 TURNS = "panel.from_cycle"  # whose cycles come one after another, so that every judge serves
 MOST = {  # kept where they are less
     "warmup.updates": 2, "run.keep": 2, "control.overlong_buffer": 6, "control.heldout_answers": 2,
@@ -85,11 +87,16 @@ def shrink(cfg: Experiment) -> Experiment:
             cfg = replace_at(cfg, key, SMOKE[rule])
     if prompts.startswith("reasoning_gym:"):  # which bring their verifier
         cfg = replace_at(cfg, "data.prompts", prompts)
+    if cfg.rubric.source == "data":  # which bring their rubrics
+        cfg = replace_at(cfg, "data.prompts", "tiny_rubrics")
     if cfg.pairs.data:
         cfg = replace_at(cfg, "pairs.data", "tiny")
     for key, rule in alike.items():
         if rule in SOURCES and (source := get_at(cfg, key)) not in ("", "oracle") and not api_model(source):
             cfg = replace_at(cfg, key, "tiny")
+    for role in (key.removesuffix(".source") for key, rule in alike.items() if rule in SOURCES and api_model(get_at(cfg, key))):
+        for key, value in ENDPOINTS.items():
+            cfg = replace_at(cfg, f"{role}.{key}", value)
     starts = sorted({0, *cfg.panel.from_cycle})
     cfg = replace_at(cfg, TURNS, tuple(starts.index(start) for start in cfg.panel.from_cycle))
     cycles = 1 if cfg.schedule.order == "generator_first" else max(len(starts), len(cfg.policies) + 1)
