@@ -6,7 +6,7 @@
         --config.policy.source=/models/Qwen3-8B --config.judge.source=/models/Qwen3-1.7B
 
 Data: the prompts of configs/evolm/qwen3_8b.py, each with 'samples' (answers of several models), 'strong' (preferred) and 'weak'
-(rejected); the first command builds a rubric a prompt, once, keeps it in rrd_cache and adds the column 'rubric' (docs/baselines.md).
+(rejected); the first command builds a rubric a prompt, keeps it in rrd_cache and adds the column 'rubric' (docs/baselines.md).
 Policy and updates: those of configs/evolm/qwen3_8b.py. Hardware: a v5p-16 or v4-32 slice; never run on a TPU.
 Expected: no number in the paper; a mode of the released code. Pairs of models far apart leave few items without weight.
 """
