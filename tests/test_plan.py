@@ -51,12 +51,13 @@ def compiled(tmp_path: pathlib.Path, name: str, layers: int, peak: int, donated:
 
 
 def test_published_sizes_by_name():
-    """Parameters as the models' pages give them (Qwen3 technical report, table 1: 0.6B, 1.7B, 4.0B, 8.2B, 14.8B, 32.8B)."""
+    """Parameters as the models' pages give them (Qwen3 technical report, table 1: 0.6B, 1.7B, 4.0B, 8.2B, 14.8B, 32.8B; Llama
+    8.0B and 1.2B, the reward model with the vocabulary's head of its base; Mistral 7.2B; OLMo 3 7.3B)."""
     counts = {}
     for name, spec in KNOWN.items():
         infos = jax.tree.leaves(param_shapes(spec), is_leaf=lambda x: hasattr(x, "axes"))
         counts[name] = sum(float(np.prod(i.shape)) for i in infos) / 1e9
-    assert [round(n, 1) for n in counts.values()] == [0.6, 1.7, 4.0, 8.2, 14.8, 32.8]
+    assert [round(n, 1) for n in counts.values()] == [0.6, 1.7, 4.0, 8.2, 14.8, 32.8, 8.0, 8.0, 1.2, 8.0, 7.2, 7.3]
     assert known_spec("/models/Qwen3-8B", "policy.source") == KNOWN["Qwen3-8B"]
     with pytest.raises(UserError, match="Qwen3-9B") as error:
         known_spec("/models/Qwen3-9B", "judge.source")

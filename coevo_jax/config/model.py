@@ -141,10 +141,11 @@ class SamplerConfig:
 
 
 def judge_sampler(sampler: SamplerConfig, judge: JudgeConfig) -> SamplerConfig:
-    """The engine of a judge with weights: that of the policy but for what the judge's record sets."""
+    """The engine of a judge with weights: that of the policy but for what the judge's record sets. Classes of its own need hold
+    no more than its prompts and verdicts."""
     if judge.length_classes:
-        slots = sum(n for n, _ in judge.length_classes)
-        sampler = dataclasses.replace(sampler, slots=slots, length_classes=judge.length_classes, narrow=())
+        slots, new = sum(n for n, _ in judge.length_classes), min(judge.sampling.max_new_tokens, sampler.max_new)
+        sampler = dataclasses.replace(sampler, slots=slots, length_classes=judge.length_classes, narrow=(), max_new=new)
     return dataclasses.replace(sampler, max_prompt=judge.max_prompt) if judge.max_prompt else sampler
 
 

@@ -3,7 +3,7 @@
     python run.py --config=configs/ablations/panel_three_families.py --workdir=/mnt/shared/panel_three_families
     python run.py --config=configs/ablations/panel_three_families.py --config.scale=smoke  # on a CPU
 
-Hardware: no plan was compiled for it; the other flags (sources, data) of configs/evolm/qwen3_8b.py apply here too;
+Hardware: v5p-16 by an estimate, no plan compiled; the other flags (sources, data) of configs/evolm/qwen3_8b.py apply here too;
 never run on a TPU.
 Paper (arXiv 2605.03871): no row of three; its five judges (configs/ablations/panel_mean.py) are of four families.
 Expected: an answer is no longer scored high for one family's habits.

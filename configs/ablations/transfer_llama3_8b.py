@@ -4,7 +4,7 @@ trains on.
     python run.py --config=configs/ablations/transfer_llama3_8b.py --workdir=/mnt/shared/transfer_llama3_8b
     python run.py --config=configs/ablations/transfer_llama3_8b.py --config.scale=smoke  # on a CPU
 
-Hardware: no plan was compiled for it; /mnt/shared/evolm is the main run's folder; the other flags (sources, data) of
+Hardware: v5p-16 by an estimate, no plan compiled; /mnt/shared/evolm is the main run's folder; the other flags (sources, data) of
 configs/evolm/qwen3_8b.py apply here too; never run on a TPU.
 Paper (arXiv 2605.03871): Table 4: 12-task average 46.9, under rubrics of GPT-4.1 45.7.
 Expected: gains of a policy that the generator never saw; beside configs/baselines/qwen3_8b_prompted.py they say what

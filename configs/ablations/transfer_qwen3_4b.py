@@ -3,7 +3,7 @@
     python run.py --config=configs/ablations/transfer_qwen3_4b.py --workdir=/mnt/shared/transfer_qwen3_4b
     python run.py --config=configs/ablations/transfer_qwen3_4b.py --config.scale=smoke  # on a CPU
 
-Hardware: no plan was compiled for it; /mnt/shared/evolm is the main run's folder; the other flags (sources, data) of
+Hardware: v5p-16 by an estimate, no plan compiled; /mnt/shared/evolm is the main run's folder; the other flags (sources, data) of
 configs/evolm/qwen3_8b.py apply here too; never run on a TPU.
 Paper (arXiv 2605.03871): Table 4: 12-task average 65.2, under rubrics of GPT-4.1 64.4.
 Expected: gains of a policy that the generator never saw; beside configs/baselines/qwen3_8b_prompted.py they say what
