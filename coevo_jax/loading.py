@@ -12,7 +12,8 @@ import jax.numpy as jnp
 
 from coevo_jax import trained
 from coevo_jax.bench import Bench, Seat
-from coevo_jax.config import Experiment, JudgeConfig, ModelConfig, SamplerConfig, api_model, judge_sampler
+from coevo_jax.config import EndpointConfig, Experiment, JudgeConfig, ModelConfig, SamplerConfig, api_model, judge_sampler
+from coevo_jax.config.model import STAND_IN
 from coevo_jax.config.several import all_judges, frozen_models, judge_name
 from coevo_jax.errors import UserError
 from coevo_jax.judges import MODEL_FREE, SCALAR, make_judge, make_pair_judge
@@ -170,17 +171,25 @@ def make_voice(learner: Learner, tokenizer: ChatTokenizer, engines: Engines) -> 
 
 def make_endpoints(cfg: Experiment, console: RunConsole) -> dict[str, Endpoint]:
     """The roles that another machine plays. Nothing is asked yet."""
-    roles = {judge_name(i): (judge.source, judge.endpoint) for i, judge in enumerate(all_judges(cfg))}
-    roles[HELDOUT] = (cfg.heldout_judge.source, cfg.heldout_judge.endpoint)
-    roles["generator"] = (cfg.generator.source, cfg.generator.endpoint)
-    remote = {role: (api_model(source), how) for role, (source, how) in roles.items() if api_model(source)}
+    roles = {judge_name(i): (judge.source, judge.endpoint, judge.protocol) for i, judge in enumerate(all_judges(cfg))}
+    roles[HELDOUT] = (cfg.heldout_judge.source, cfg.heldout_judge.endpoint, cfg.heldout_judge.protocol)
+    roles["generator"] = (cfg.generator.source, cfg.generator.endpoint, f"rubric {cfg.rubric.schema}")
+    remote = {role: (api_model(source), how, kind) for role, (source, how, kind) in roles.items() if api_model(source)}
     if not MODES[cfg.schedule.mode].judged:
         return {}
-    for role, (model, how) in remote.items():
+    for role, (model, how, _) in remote.items():
         console.note(f"{role}: {model!r} at {how.base_url}, {how.concurrency} requests at a time")
         if how.key_env and how.base_url.startswith("http://"):
             console.note(f"warning: the key in {how.key_env} travels unencrypted: {role}.endpoint.base_url is no https address")
-    return {role: Endpoint(role, model, how) for role, (model, how) in remote.items()}
+    return {role: _endpoint(role, *rest) for role, rest in remote.items()}
+
+
+def _endpoint(role: str, model: str, how: EndpointConfig, kind: str) -> Endpoint:
+    if how.base_url != STAND_IN:
+        return Endpoint(role, model, how)
+    from coevo_jax.remote.stand_in import Played  # a server is loaded only where one is asked for
+
+    return Played(role, model, how, kind)
 
 
 def source_key(name: str) -> str:

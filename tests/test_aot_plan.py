@@ -22,7 +22,7 @@ GIB, MIB = 2**30, 2**20
 def slice_of(topology: str, *changes: str, layers: int = 2) -> Slice:
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("libtpu is not installed")
-    cfg = apply_overrides(load_config(str(REPO / "configs" / "evolm_qwen3_8b.py")), changes)
+    cfg = apply_overrides(load_config(str(REPO / "configs" / "evolm" / "qwen3_8b.py")), changes)
     return Slice(cfg, aot.topology(topology), layers)
 
 

@@ -10,8 +10,9 @@ from train_support import REPO, Recorder, shared_programs
 from coevo_jax.cli import parse_flags, resolve
 from coevo_jax.config import Experiment, ModelConfig
 from coevo_jax.config.load import load_config
+from coevo_jax.config.model import STAND_IN, api_model
 from coevo_jax.config.override import diff, get_at, replace_at
-from coevo_jax.config.scale import MOST, SMOKE, SOURCES, TURNS, shrink
+from coevo_jax.config.scale import ENDPOINTS, MOST, SMOKE, SOURCES, TURNS, shrink
 from coevo_jax.config.several import rule_of, serving
 from coevo_jax.config.validate import validate
 from coevo_jax.methods.evolm import stages
@@ -23,7 +24,8 @@ from coevo_jax.train import train
 CONFIGS = sorted(p for p in (REPO / "configs").glob("**/*.py") if not p.name.startswith("_"))
 BASELINES = sorted(p for p in (REPO / "configs" / "baselines").glob("*.py") if not p.name.startswith("_"))
 ABLATIONS = sorted((REPO / "configs" / "ablations").glob("*.py"))
-MAIN = REPO / "configs" / "evolm_qwen3_8b.py"
+SIBLINGS = sorted(p for p in (REPO / "configs" / "evolm").glob("*.py") if not p.name.startswith("_"))
+MAIN = REPO / "configs" / "evolm" / "qwen3_8b.py"
 # What smoke may never touch (issue: rubric source, schema, judge protocol, parser, order, reward, trainer, schedule).
 KEPT = (
     "rubric", "loss", "optimizer", "compat", "generator.mode", "generator.frozen", "judge.protocol", "judge.retries",
@@ -48,7 +50,8 @@ def test_smoke_changes_sizes_counts_and_sources_alone(path: pathlib.Path) -> Non
     full = load_config(str(path))
     small = smoke(path)
     changed = {rule_of(key) for key in diff(full, small)}
-    assert changed <= {*SMOKE, *SOURCES, *MOST, "scale", "pairs.data", TURNS}
+    ends = {f"{source.removesuffix('.source')}.{key}" for source in SOURCES for key in ENDPOINTS}
+    assert changed <= {*SMOKE, *SOURCES, *MOST, *ends, "scale", "pairs.data", TURNS}
     for key in changed:
         assert not any(key == kept or key.startswith(kept + ".") for kept in KEPT), key
     for one in (full, small):  # every judge and policy has its turn
@@ -69,7 +72,8 @@ def test_overrides_come_after_the_shrinking_and_order_does_not_matter() -> None:
 def test_a_judge_behind_an_endpoint_and_the_oracle_stay() -> None:
     tiny = load_config(str(REPO / "configs" / "tiny.py"))
     assert shrink(tiny).judge.source == "oracle"
-    assert shrink(replace_at(tiny, "judge.source", "api:m")).judge.source == "api:m"
+    remote = shrink(replace_at(replace_at(tiny, "judge.source", "api:m"), "judge.endpoint.key_env", "KEY")).judge
+    assert (remote.source, remote.endpoint.base_url, remote.endpoint.key_env) == ("api:m", STAND_IN, "")
     assert shrink(replace_at(tiny, "judge.source", "/models/Qwen3-1.7B")).judge.source == "tiny"
 
 
@@ -100,10 +104,10 @@ def test_an_ablation_changes_what_it_says_and_is_what_its_name_says(path: pathli
         assert cfg.rubric.prompt == f"rubric_{prompt}" and cfg.rubric.reward == reward and (cfg.rubric.alpha < 1) == bool(fmt)
 
 
-LOCAL = [p for p in ABLATIONS if "api:" not in p.read_text()]  # an endpoint stays one (tests/test_remote_run.py)
+OTHERS = [p for p in (*SIBLINGS, *ABLATIONS) if p != MAIN]
 
 
-@pytest.mark.parametrize("path", [MAIN, *(pytest.param(p, marks=pytest.mark.slow) for p in LOCAL)], ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", [MAIN, *(pytest.param(p, marks=pytest.mark.slow) for p in OTHERS)], ids=lambda p: p.stem)
 def test_it_runs_shrunk(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Two updates a phase through sampler, parser, judge, replay buffer and update. The small model can't follow real prompts:
     most rubrics are invalid, which is an outcome, and few groups have two rewards."""
@@ -114,12 +118,13 @@ def test_it_runs_shrunk(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
     roles = [s.role for s in stages(cfg) for _ in range(s.updates)]
     assert [row["role"] for row in rows] == roles and len(roles) >= 2
     assert all(row["tokens/sampled"] > 0 for row in rows)
+    assert any(key.startswith("api/") for key in rows[0]) == bool(api_model(cfg.judge.source))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", [p for p in BASELINES if p.stem != "gpt41_prompted"], ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", BASELINES, ids=lambda p: p.stem)
 def test_a_baseline_runs_shrunk(path: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All but the one behind an endpoint. The small model's verdicts are mostly failures, which train nothing."""
+    """The small model's verdicts are mostly failures, which train nothing."""
     cfg = smoke(path)
     if cfg.judge.protocol == "scalar":
         cfg = replace_at(cfg, "judge.source", str(reward_folder(tmp_path / "reward")))

@@ -8,10 +8,12 @@ import sys
 
 import pytest
 
-from coevo_jax.config import DataConfig
+from coevo_jax.config import DataConfig, RubricConfig
 from coevo_jax.data import PromptSet, read_chat, read_pairs, read_prompts
 from coevo_jax.data.prompts import BUNDLED, parse_mixture
 from coevo_jax.errors import UserError
+from coevo_jax.judges.world import read_question
+from coevo_jax.methods.fixed_rubrics import fixed_rubric
 
 
 def jsonl(path, texts):
@@ -210,3 +212,13 @@ def test_a_procedural_task_refuses(source, what, close):
 def test_a_procedural_task_gives_no_pairs():
     with pytest.raises(UserError, match="gives prompts, not pairs"):
         read_pairs(SOURCE)
+
+
+def test_the_bundled_questions_with_rubrics_ask_for_what_they_say() -> None:
+    """Each requirement of a question is a criterion of its rubric, of equal weights (rubric.source=data under scale=smoke)."""
+    found = read_prompts(DataConfig(prompts="tiny_rubrics"))
+    for record in found.records:
+        rubric = fixed_rubric(RubricConfig(source="data"), record).value
+        assert rubric is not None
+        assert [c.text for c in rubric.criteria] == [p.criterion for p in read_question(record["prompt"])]
+        assert len({c.weight for c in rubric.criteria}) == 1

@@ -17,13 +17,14 @@ from coevo_jax.config.load import load_config
 from coevo_jax.config.override import apply_overrides, field_type, key_types, parse_value, print_config
 
 DOC = REPO / "docs" / "paper.md"
-MAIN = "configs/evolm_qwen3_8b.py"
+MAIN = "configs/evolm/qwen3_8b.py"
 PLACE = re.compile(r"(§\d|Table \d|Eq\. \d|App\. [A-D])")
-# Configs of the paper, its ablations and its baselines: all but those of small models.
+# Configs of the paper, its ablations and its baselines, but the main one.
 CONFIGS = sorted(
     str(path.relative_to(REPO))
-    for path in (REPO / "configs").rglob("*.py")
-    if not path.name.startswith(("_", "smollm2")) and path.name != "tiny.py" and str(path.relative_to(REPO)) != MAIN
+    for folder in ("evolm", "ablations", "baselines")
+    for path in (REPO / "configs" / folder).rglob("*.py")
+    if not path.name.startswith("_") and str(path.relative_to(REPO)) != MAIN
 )
 
 # Items of these lists are compared with the main config's own record.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -132,6 +133,30 @@ def test_alarms_mark_what_is_beyond_a_limit():
         "control/part_share/overlong/alarm": True, "entropy/alarm": False, "entropy/low/alarm": True,
         "control/judge_agreement/alarm": True, "control/verdict_like_share/alarm": False,
     }  # fmt: skip
+
+
+def correlated(groups: int, size: int, r: float) -> dict[str, float]:
+    """A row of groups in which length and reward correlate by r exactly."""
+    x = np.tile(np.where(np.arange(size) % 2, 1.0, -1.0), groups)
+    z = np.tile(np.repeat([1.0, -1.0], 2), groups * size // 4)  # at right angles to x, around the same mean
+    y, first = r * x + np.sqrt(1 - r**2) * z, np.tile(np.arange(size) == 0, groups)
+    facts = Facts()
+    facts.add("correlation", "control/length_correlation", np.stack([x, y, first], axis=1).ravel())
+    return facts.row()
+
+
+def test_a_correlation_of_few_answers_raises_no_alarm():
+    """Fisher's interval by hand: 8 answers of 2 groups have 6 degrees of freedom, atanh(0.95) - 1.96 / sqrt(6 - 2)."""
+    few, many = correlated(2, 4, 0.95), correlated(64, 8, 0.95)
+    assert few["control/length_correlation"] == pytest.approx(0.95) == many["control/length_correlation"]
+    assert few["control/length_correlation/least"] == pytest.approx(math.tanh(math.atanh(0.95) - 1.959964 / 2), abs=1e-6)
+    cfg = ControlConfig()
+    assert [alarm.on for row in (few, many) for alarm in alarms(row, cfg)] == [False, True]
+    edge = [correlated(64, 8, r) for r in (0.82, 0.84, -0.84)]
+    assert [alarm.on for row in edge for alarm in alarms(row, cfg)] == [False, True, True]
+    assert correlated(4, 2 * 2, 0.1)["control/length_correlation/least"] == 0.0  # an interval that holds 0
+    perfect = correlated(2, 4, 1.0)
+    assert perfect["control/length_correlation/least"] > 0.99 and alarms(perfect, cfg)[0].on
 
 
 def test_an_alarm_is_shown_once_with_its_rows_until_it_was_off():

@@ -27,7 +27,7 @@ from coevo_jax.plan.programs import Slice, batch, programs
 from coevo_jax.plan.step import Workload, drain_on_host, model_step, packed_rows, text_lengths
 
 GIB = 2**30
-MAIN = str(REPO / "configs" / "evolm_qwen3_8b.py")
+MAIN = str(REPO / "configs" / "evolm" / "qwen3_8b.py")
 TEXT = """HloModule m, num_partitions=8
 
 ENTRY %main (p: bf16[1024,1024]) -> bf16[1024,1024] {
@@ -51,12 +51,13 @@ def compiled(tmp_path: pathlib.Path, name: str, layers: int, peak: int, donated:
 
 
 def test_published_sizes_by_name():
-    """Parameters as the models' pages give them (Qwen3 technical report, table 1: 0.6B, 1.7B, 4.0B, 8.2B, 14.8B, 32.8B)."""
+    """Parameters as the models' pages give them (Qwen3 technical report, table 1: 0.6B, 1.7B, 4.0B, 8.2B, 14.8B, 32.8B; Llama
+    8.0B and 1.2B, the reward model with the vocabulary's head of its base; Mistral 7.2B; OLMo 3 7.3B)."""
     counts = {}
     for name, spec in KNOWN.items():
         infos = jax.tree.leaves(param_shapes(spec), is_leaf=lambda x: hasattr(x, "axes"))
         counts[name] = sum(float(np.prod(i.shape)) for i in infos) / 1e9
-    assert [round(n, 1) for n in counts.values()] == [0.6, 1.7, 4.0, 8.2, 14.8, 32.8]
+    assert [round(n, 1) for n in counts.values()] == [0.6, 1.7, 4.0, 8.2, 14.8, 32.8, 8.0, 8.0, 1.2, 8.0, 7.2, 7.3]
     assert known_spec("/models/Qwen3-8B", "policy.source") == KNOWN["Qwen3-8B"]
     with pytest.raises(UserError, match="Qwen3-9B") as error:
         known_spec("/models/Qwen3-9B", "judge.source")
@@ -219,7 +220,7 @@ def test_the_estimate_and_the_variants():
 @pytest.mark.parametrize(
     "argv, message",
     [
-        (["--topology=v5p:2x2x2", "--config=configs/evolm_qwen3_9b.py"], "no config file"),
+        (["--topology=v5p:2x2x2", "--config=configs/evolm/qwen3_9b.py"], "no config file"),
         (["--topology=v7p:2x2x2", f"--config={MAIN}"], "not the name of a TPU topology"),
         (["--topology=v5p:2x2x2", f"--config={MAIN}", "--confg.mesh.fsdp=2"], "unknown flag"),
         (["--topology=v5p:2x2x2", f"--config={MAIN}", "--config.mesh.train=both"], "unknown choice"),

@@ -60,6 +60,17 @@ def test_weights_by_the_model_are_kept_too(tmp_path):
     assert none is None  # no weights are not equal ones
 
 
+def test_weights_by_a_preferred_and_a_rejected_answer(tmp_path):
+    """An item that both references satisfy tells nothing of the pair."""
+    one = world(weak=["a"])
+    builder = Builder(one.ask, RubricFolder(tmp_path), "m", weights="preference")
+    (found,) = builder.build([record()])
+    assert [(c["criterion"], c["weight"]) for c in found["criteria"]] == [("b", 1.0)]
+    assert builder.build([record()]) == [found]  # from the folder
+    none = Builder(world(weak=["a", "b"]).ask, RubricFolder(tmp_path / "b"), "m", weights="preference")
+    assert none.build([record()]) == [None] and none.counts["none"] == 1
+
+
 def test_what_failed_is_tried_again_by_a_further_run(tmp_path):
     broken = world(unreadable=["b"])
     (found,) = Builder(broken.ask, RubricFolder(tmp_path), "m").build([record()])

@@ -1,7 +1,7 @@
 """A run on GKE as a JobSet, printed as a manifest: `python tpu/jobset.py ... -- FLAGS OF run.py | kubectl apply -f -`.
 
     python tpu/jobset.py --name=evolm --accelerator=v5litepod-64 --image=REGION-docker.pkg.dev/PROJECT/REPO/coevo-jax:1 \
-        --nfs=10.0.0.2:/share:/mnt/shared -- --config=configs/evolm_qwen3_8b.py --workdir=/mnt/shared/runs/evolm
+        --nfs=10.0.0.2:/share:/mnt/shared -- --config=configs/evolm/qwen3_8b.py --workdir=/mnt/shared/runs/evolm
 
 One Job a slice, one pod a host. A pod that ends with an error restarts all of them (the run goes on from its checkpoint), except
 with exit code 2, bad input. Needs a cluster with the JobSet controller and one node pool a slice; it was never applied to one.

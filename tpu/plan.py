@@ -1,6 +1,6 @@
 """Does a config fit a pod slice, and how well? Compiled for the slice, never run. See --help and docs/performance.md.
 
-python tpu/plan.py --config=configs/evolm_qwen3_8b.py --topology=v5p:2x2x4
+python tpu/plan.py --config=configs/evolm/qwen3_8b.py --topology=v5p:2x2x4
 """
 
 from __future__ import annotations

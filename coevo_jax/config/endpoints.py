@@ -7,7 +7,7 @@ import re
 import urllib.parse
 
 from coevo_jax.config import EndpointConfig, api_model
-from coevo_jax.config.model import API
+from coevo_jax.config.model import API, STAND_IN
 from coevo_jax.config.several import require
 
 
@@ -20,8 +20,9 @@ def check_endpoint(role: str, source: str, thinking: bool, cfg: EndpointConfig) 
         require(not cfg.base_url, what, f"{role}.source, {key}.base_url", expected)
         return
     require(api_model(source).strip() != "", f"{role}.source={source!r} names no model", f"{role}.source", "api:MODEL")
-    require(_is_base_url(cfg.base_url), f"{key}.base_url is not the address of an endpoint", f"{key}.base_url",
-            "http:// or https://, a host and a path such as /v1, without user, password, query or fragment")  # fmt: skip
+    require(cfg.base_url == STAND_IN or _is_base_url(cfg.base_url), f"{key}.base_url is not the address of an endpoint",
+            f"{key}.base_url", "http:// or https://, a host and a path such as /v1, without user, password, query or fragment; "
+            "or 'stand-in', one on this machine that reads nothing")  # fmt: skip
     # Whoever pastes the key itself must not find it in a log: the value is not shown.
     named = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", cfg.key_env) is not None
     require(named or not cfg.key_env, f"{key}.key_env is no name of an environment variable", f"{key}.key_env",

@@ -33,6 +33,7 @@ class ModelConfig:
 
 
 API = "api:"
+STAND_IN = "stand-in"  # a base_url: a small endpoint on this machine plays the role (remote/stand_in.py), as scale=smoke has it
 
 
 def api_model(source: str) -> str:
@@ -44,7 +45,7 @@ def api_model(source: str) -> str:
 class EndpointConfig:
     """An OpenAI-compatible endpoint (POST base_url/chat/completions), for a role whose source is 'api:MODEL'. docs/remote.md."""
 
-    base_url: str = ""  # such as https://api.openai.com/v1 or http://localhost:8000/v1
+    base_url: str = ""  # such as https://api.openai.com/v1 or http://localhost:8000/v1; STAND_IN
     key_env: str = ""  # NAME of the environment variable that holds the key, never the key; '' = none is sent
     concurrency: int = 8  # requests under way at a time
     timeout_s: float = 60.0  # of one request, from the connection to the last byte
@@ -140,10 +141,11 @@ class SamplerConfig:
 
 
 def judge_sampler(sampler: SamplerConfig, judge: JudgeConfig) -> SamplerConfig:
-    """The engine of a judge with weights: that of the policy but for what the judge's record sets."""
+    """The engine of a judge with weights: that of the policy but for what the judge's record sets. Classes of its own need hold
+    no more than its prompts and verdicts."""
     if judge.length_classes:
-        slots = sum(n for n, _ in judge.length_classes)
-        sampler = dataclasses.replace(sampler, slots=slots, length_classes=judge.length_classes, narrow=())
+        slots, new = sum(n for n, _ in judge.length_classes), min(judge.sampling.max_new_tokens, sampler.max_new)
+        sampler = dataclasses.replace(sampler, slots=slots, length_classes=judge.length_classes, narrow=(), max_new=new)
     return dataclasses.replace(sampler, max_prompt=judge.max_prompt) if judge.max_prompt else sampler
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from coevo_jax.config import Experiment, api_model
 from coevo_jax.config.check_dpo import USERS as DPO_MODES
+from coevo_jax.config.model import STAND_IN
 from coevo_jax.config.override import get_at, key_types, replace_at
 from coevo_jax.config.several import rule_of
 
@@ -71,6 +72,7 @@ SOURCES = (
     "heldout_judge.source",
     "critic.source",
 )  # kept where no weights are read: '', oracle, an endpoint's model
+ENDPOINTS = {"endpoint.base_url": STAND_IN, "endpoint.key_env": ""}  # of each role behind an API: where its model comes from
 TURNS = "panel.from_cycle"  # whose cycles come one after another, so that every judge serves
 MOST = {  # kept where they are less
     "warmup.updates": 2, "run.keep": 2, "control.overlong_buffer": 6, "control.heldout_answers": 2,
@@ -89,11 +91,16 @@ def shrink(cfg: Experiment) -> Experiment:
         cfg = replace_at(cfg, "data.prompts", prompts)
     if cfg.schedule.mode == "dpo":
         cfg = replace_at(replace_at(cfg, "dpo.data", "tiny"), "dpo.eval_every", 1)
+    if cfg.rubric.source == "data":  # which bring their rubrics
+        cfg = replace_at(cfg, "data.prompts", "tiny_rubrics")
     if cfg.pairs.data:
         cfg = replace_at(cfg, "pairs.data", "tiny")
     for key, rule in alike.items():
         if rule in SOURCES and (source := get_at(cfg, key)) not in ("", "oracle") and not api_model(source):
             cfg = replace_at(cfg, key, "tiny")
+    for role in (key.removesuffix(".source") for key, rule in alike.items() if rule in SOURCES and api_model(get_at(cfg, key))):
+        for key, value in ENDPOINTS.items():
+            cfg = replace_at(cfg, f"{role}.{key}", value)
     starts = sorted({0, *cfg.panel.from_cycle})
     cfg = replace_at(cfg, TURNS, tuple(starts.index(start) for start in cfg.panel.from_cycle))
     cycles = 1 if cfg.schedule.order == "generator_first" else max(len(starts), len(cfg.policies) + 1)

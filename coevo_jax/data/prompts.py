@@ -1,6 +1,6 @@
 """Sets of records: from files, bundled sources, procedural tasks and weighted mixtures; ids, hash, token limit, held-out part.
 
-A source is a path, 'demo' | 'demo_heldout' | 'tiny' (bundled), 'reasoning_gym:TASK?option=value&...',
+A source is a path, 'demo' | 'demo_heldout' | 'tiny' | 'tiny_rubrics' (bundled), 'reasoning_gym:TASK?option=value&...',
 or a mixture 'SOURCE:WEIGHT,SOURCE:WEIGHT'. A path may map the file's columns: 'q.parquet?prompt=question&reference=gold'.
 """
 
@@ -28,6 +28,7 @@ BUNDLED = {
         "demo": HERE / "demo_prompts.jsonl",
         "demo_heldout": HERE / "heldout_prompts.jsonl",
         "tiny": HERE / "tiny_prompts.jsonl",
+        "tiny_rubrics": HERE / "tiny_rubrics.jsonl",  # with a column 'rubric', for rubric.source=data
     },
     "pairs": {"tiny": HERE / "tiny_pairs.jsonl"},
     "chat": {"demo": HERE / "warmup" / "rubrics.jsonl", "tiny": HERE / "warmup" / "tiny.jsonl"},

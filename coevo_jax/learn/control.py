@@ -87,16 +87,18 @@ LIMITS = (
 
 @dataclasses.dataclass(frozen=True)
 class Alarm:
-    """A limit of a metric; `on`: the metric is beyond it. `low`: that is below it."""
+    """A limit of a metric; `on`: the metric is beyond it. `low`: that is below it. least: what an interval of the metric surely
+    reaches, where it has one (a correlation of few samples is large by chance): that counts then."""
 
     metric: str
     value: float
     limit: float
     low: bool
+    least: float | None = None
 
     @property
     def on(self) -> bool:
-        return self.value < self.limit if self.low else self.value > self.limit
+        return self.value < self.limit if self.low else (self.value if self.least is None else self.least) > self.limit
 
     @property
     def name(self) -> str:
@@ -112,5 +114,6 @@ def alarms(row: Mapping[str, Any], cfg: ControlConfig) -> list[Alarm]:
             continue
         for prefix, field, low in LIMITS:
             if key == prefix or (prefix.endswith("/") and key.startswith(prefix)):
-                out.append(Alarm(key, value if key == "kl" else abs(value), getattr(cfg, field), low))
+                value = value if key == "kl" else abs(value)
+                out.append(Alarm(key, value, getattr(cfg, field), low, row.get(f"{key}/least")))
     return [alarm for alarm in out if alarm.limit > 0]

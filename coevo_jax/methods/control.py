@@ -84,7 +84,8 @@ def watch(cfg: Experiment, role: str, groups: Sequence[Group]) -> tuple[Facts, B
         scored = [(i, m) for i, m in enumerate(group.members) if m.reward is not None]
         lengths = centred([len(m.completion.tokens) for _, m in scored])
         rewards = centred([float(m.reward or 0.0) for _, m in scored])
-        facts.add("correlation", "control/length_correlation", [x for pair in zip(lengths, rewards) for x in pair])
+        first = [float(i == 0) for i in range(len(scored))]
+        facts.add("correlation", "control/length_correlation", [x for row in zip(lengths, rewards, first) for x in row])
         behind.add("control/length_correlation", [(abs(n * r), name + str(i)) for (i, _), n, r in zip(scored, lengths, rewards)])
         _watch_parts(facts, behind, name, scored, rewards)
         if role == "policy":

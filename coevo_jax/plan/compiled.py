@@ -18,7 +18,8 @@ import jax
 
 from coevo_jax import aot
 from coevo_jax.errors import UserError
-from coevo_jax.plan.programs import Planned, Slice, programs
+from coevo_jax.plan.cast import Slice
+from coevo_jax.plan.programs import Planned, programs
 
 SHALLOW = (2, 4)  # depths from which a line is drawn
 TRIES = 3  # a compile that fails inside libtpu is tried again
@@ -100,9 +101,7 @@ def compile_one(s: Slice, name: str, cache: pathlib.Path, *, full: bool, say: Sa
 
 
 def _depth(s: Slice, name: str) -> int:
-    spec = s.judge if name.startswith("judge") else s.generator if name.startswith("rubric") else s.policy
-    assert spec is not None
-    return spec.layers
+    return s.spec(name.split(" ")[0]).layers
 
 
 def _compile(s: Slice, name: str, cache: pathlib.Path, say: Say) -> Compiled:

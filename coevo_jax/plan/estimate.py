@@ -13,10 +13,12 @@ from coevo_jax.cost import product_parameters
 from coevo_jax.cost.program import OF_BANDWIDTH, OF_PEAK
 from coevo_jax.learn.update import rows_devices
 from coevo_jax.models.remat import kept_bytes, kept_parts, made_again
+from coevo_jax.plan.calls import calls, has_steps
+from coevo_jax.plan.cast import Slice
 from coevo_jax.plan.lengths import drain_of
-from coevo_jax.plan.phases import budget_of, residents
-from coevo_jax.plan.programs import Slice, device_bytes
-from coevo_jax.plan.step import Workload, calls, packed_rows, text_lengths
+from coevo_jax.plan.phases import at_a_time, budget_of, residents
+from coevo_jax.plan.programs import device_bytes
+from coevo_jax.plan.step import Workload, text_lengths, trained_rows
 from coevo_jax.sampler import ahead
 
 REMATS = ("full", "attention+qkv", "attention+qkv+residual", "attention+qkv+residual+gate", "attention+qkv+residual+gate+up")
@@ -25,7 +27,7 @@ RESERVE = 2 << 30  # bytes: what a dispatch of decode or a prefill needs beside 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """Bytes of a device in an update and in a rollout, and seconds of a policy step."""
+    """Bytes of a device in an update and in a rollout, and seconds of a policy step (a rubric step, where it is alone)."""
 
     update_bytes: float
     rollout_bytes: float
@@ -60,7 +62,7 @@ def tokens_of_chip(s: Slice) -> tuple[float, int]:
 def update_bytes(s: Slice) -> float:
     """State, gradients, what the layers keep, one layer at work and the head."""
     spec, (tokens, shared) = s.policy, tokens_of_chip(s)
-    alive = residents(s)
+    alive = at_a_time(s, residents(s))
     beside = sum(n for name, n in alive.items() if not name.endswith("decode copy"))
     gradients = alive["policy parameters"] * 4 / {"float32": 4, "bfloat16": 2}[s.cfg.policy.param_dtype]
     layer = (product_parameters(spec) - spec.vocab_size * spec.hidden_size) / spec.layers
@@ -73,16 +75,18 @@ def update_bytes(s: Slice) -> float:
 
 def rollout_bytes(s: Slice) -> float:
     """Everything that lives, the layers' second copy, the slots and a reserve."""
+    alive = sum(at_a_time(s, residents(s)).values())
+    if not s.samples:
+        return alive
     layers = device_bytes(ahead.split_weights(s.policy, s.mesh)["layers"])
     heads = device_bytes(ahead.store(s.engine)) if s.cfg.sampler.share_heads else 0
-    return sum(residents(s).values()) + layers + device_bytes(ahead.state(s.engine)) + heads + RESERVE
+    return alive + layers + device_bytes(ahead.state(s.engine)) + heads + RESERVE
 
 
 def update_seconds(s: Slice, work: Workload) -> float:
     """Products and attention at 0.75 of the peak; sums over `tensor` after each block, which nothing hides, over one link."""
     cfg, spec, (tokens, shared) = s.cfg, s.policy, tokens_of_chip(s)
-    P, G = cfg.schedule.prompts, cfg.schedule.group
-    rows = packed_rows(s, text_lengths(s, work, "answer", P * G))
+    rows = trained_rows(s, work)[not has_steps(cfg)[0]]
     pairs = cfg.update.pack_length / 2 * tokens * rows.visited
     products = 2.0 * product_parameters(spec) * tokens * (3.0 + made_again(spec, cfg.update.remat))
     passes = 4.5 + ("attention" not in kept_parts(cfg.update.remat))  # of splash, its forward pass counted as 1
@@ -97,12 +101,12 @@ def decode_seconds(s: Slice, work: Workload) -> float:
     """Weights and what is filled of the cache, read at 0.8 of the bandwidth, as often as the scheduler's rules dispatch."""
     rate, total = s.topology.chip.hbm_bandwidth * OF_BANDWIDTH, 0.0
     hosts = math.prod(s.mesh.shape[axis] for axis in ("data", "fsdp"))
-    for call in calls(s):
-        engine = s.judge_engine if call.role == "judge" else s.engine
-        spec, tensor = engine.spec, s.mesh.shape["tensor"]
+    for call in calls(s, work.criteria):
+        (spec, engine), tensor = s.player(call.role), s.mesh.shape["tensor"]
         classes = tuple((n // hosts, size) for n, size in engine.classes)
-        count = call.counts[0]
-        lengths = text_lengths(s, work, call.kind, count)
+        if not (count := call.counts[not has_steps(s.cfg)[0]]):
+            continue
+        lengths = text_lengths(s, work, call.kind, count, call.role)
         drain = drain_of(classes, lengths, -(-count // hosts), engine.cfg.steps_per_dispatch, engine.cfg.read_lag)
         slots = sum(n for n, _ in classes)
         cache = slots * drain.read * 4.0 * spec.layers * spec.kv_heads * spec.head_dim / tensor

@@ -16,9 +16,9 @@ from coevo_jax.learn.update import rows_devices
 from coevo_jax.mesh import mesh_axes
 from coevo_jax.models.remat import kept_bytes
 from coevo_jax.models.spec import ModelSpec
+from coevo_jax.plan.cast import Slice
 from coevo_jax.plan.compiled import Program
 from coevo_jax.plan.programs import (
-    Slice,
     device_bytes,
     judge_weights,
     prefill_program,
@@ -59,64 +59,74 @@ def budget_of(chip: aot.Chip) -> int:
 
 
 def residents(s: Slice) -> dict[str, int]:
-    """What lives through the whole run, by name: of each trained model its parameters, moments, reference and decode copy, and
-    the judge's weights."""
+    """What lives through the whole run, by name: of each trained model its parameters, moments, reference and decode copy, its
+    critic, the weights of frozen policies, and those of every judge (of whom only some hold them at a time: Slice.turns)."""
     out: dict[str, int] = {}
     for role, spec in s.trained.items():
         if not s.learns(role):  # held for decoding alone
             out[f"{role} decode copy"] = device_bytes(ahead.weights(spec, s.mesh, s.cfg.policy.dtype))
             continue
-        params = device_bytes(trained_params(s, spec))
-        out[f"{role} parameters"] = params
-        out[f"{role} moments"] = device_bytes(train_state(s, spec)) - params
+        out |= _state(s, role, spec)
+        if not s.samples:
+            continue
         if s.cfg.loss.kl_weight > 0 and s.cfg.update.reference == "device":
             out[f"{role} reference"] = device_bytes(reference_params(s, spec))
         shared = s.cfg.policy.dtype == s.cfg.policy.param_dtype and same_places(spec, s.rules, s.mesh)
         out[f"{role} decode copy"] = 0 if shared else device_bytes(ahead.weights(spec, s.mesh, s.cfg.policy.dtype))
-    if s.judge is not None:
-        out["judge weights"] = device_bytes(judge_weights(s, False))
-    return out
+    for name, spec in s.critics.items():
+        out |= _state(s, name, spec)
+    for name, spec in s.frozen.items():
+        out[f"{name} decode copy"] = device_bytes(ahead.weights(spec, s.mesh, s.cfg.policy.dtype))
+    return out | {f"{name} weights": device_bytes(judge_weights(s, False, name)) for name in s.judges}
+
+
+def _state(s: Slice, name: str, spec: ModelSpec) -> dict[str, int]:
+    params = device_bytes(trained_params(s, spec))
+    return {f"{name} parameters": params, f"{name} moments": device_bytes(train_state(s, spec)) - params}
+
+
+def at_a_time(s: Slice, alive: dict[str, int], role: str = "") -> dict[str, int]:
+    """Of the residents those that live while `role` works: of judges that take turns one turn's, the largest."""
+    if not s.judges:
+        return dict(alive)
+    seated = s.seated({name: alive[f"{name} weights"] for name in s.judges}, role)
+    return {name: size for name, size in alive.items() if name.split(" ")[0] not in set(s.judges) - seated}
 
 
 def beside(s: Slice, program: str, alive: dict[str, int]) -> dict[str, int]:
     """What is alive while `program` runs and is none of its arguments. alive: `residents`."""
     role, kind = program.split(" ", 1)
-    out = dict(alive)
+    out = at_a_time(s, alive, role)
     if kind == "update":  # the decode copy goes before an update, which takes the state
         for name in ("parameters", "moments", "decode copy"):
-            out.pop(f"{role} {name}")
+            out.pop(f"{role} {name}", None)
     elif kind == "publish":  # the old copy goes first, the new one is its result
         for name in ("parameters", "decode copy"):
             out.pop(f"{role} {name}")
+    elif kind == "values":
+        out.pop(f"{role} parameters")
     elif kind.endswith("log-probs"):
         out.pop(f"{role} {'reference' if kind.startswith('reference') else 'parameters'}", None)
     else:
         out |= _sampler_state(s, role, kind)
-        out.pop("judge weights" if role == "judge" else f"{role} decode copy")
+        out.pop(f"{role} weights" if role in s.judges else f"{role} decode copy")
     return {name: size for name, size in out.items() if size}
 
 
 def _sampler_state(s: Slice, role: str, kind: str) -> dict[str, int]:
     """Of a call of the engine: the copy of the layers that decodes, slots, shared heads and what one prefill left."""
-    spec, engine = _engine(s, role)
-    split = device_bytes((judge_weights(s, True) if role == "judge" else ahead.split_weights(spec, s.mesh))["layers"])
+    (spec, engine), judging = s.player(role), role in s.judges
+    split = device_bytes((judge_weights(s, True, role) if judging else ahead.split_weights(spec, s.mesh))["layers"])
     if kind == "scoring":  # needs no slots
         return {}
     if kind == "prefill":
         slots = device_bytes(ahead.state(engine))
         return {f"{role} layers for decode": split, "slots": slots, "prefilled, not admitted": prefilled_bytes(engine)}
-    stacked = device_bytes((judge_weights(s, False) if role == "judge" else ahead.weights(spec, s.mesh))["layers"])
+    stacked = device_bytes((judge_weights(s, False, role) if judging else ahead.weights(spec, s.mesh))["layers"])
     out = {f"{role} layers for prefill": stacked, "prefilled, not admitted": prefilled_bytes(engine)}
     if (engine.cfg.share_heads or engine.cfg.share_decode) and not engine.cfg.share_decode:
         out["shared heads"] = device_bytes(ahead.store(engine))
     return out
-
-
-def _engine(s: Slice, role: str) -> tuple[ModelSpec, Engine]:
-    if role == "judge":
-        assert s.judge is not None
-        return s.judge, s.judge_engine
-    return s.policy, s.engine
 
 
 def prefilled_bytes(engine: Engine) -> int:
@@ -136,9 +146,10 @@ def phases(s: Slice, compiled: dict[str, Program]) -> list[Phase]:
     out = []
     for name, program in compiled.items():
         role, kind = name.split(" ", 1)
-        title = f"judging: {kind}" if role == "judge" else f"{NAMES.get(kind, kind)} ({role})"
+        title = f"judging: {kind}" if role in s.judges else NAMES.get(kind, kind)
+        title += "" if role == "judge" else f" ({role})"
         out.append(Phase(title, name, program.memory.peak, beside(s, name, alive), budget))
-    order = ("rollout", "judging", "reference", "old", "update", "publish")
+    order = ("rollout", "judging", "reference", "old", "values", "update", "publish")
     return sorted(out, key=lambda p: next(i for i, word in enumerate(order) if p.name.startswith(word)))
 
 
@@ -155,11 +166,12 @@ def advice(s: Slice, phase: Phase) -> list[str]:
 
 
 def _for_sampler(s: Slice, phase: Phase, role: str) -> list[tuple[int, str]]:
-    _, engine = _engine(s, role)
+    _, engine = s.player(role)
     held = device_bytes(ahead.state(engine))
     slots = sum(n for n, _ in engine.classes)
     keep = max(0.0, 1 - phase.over / held) if held else 0.0
-    key = "judge.length_classes" if role == "judge" and s.cfg.judge.length_classes else "sampler.length_classes"
+    seat = s.judges.get(role)
+    key = f"{seat.key}.length_classes" if seat and seat.cfg.length_classes else "sampler.length_classes"
     fewer = int(slots * keep)
     out = [(held - int(held * fewer / slots), f"fewer slots in {key}: {fewer} in place of {slots}")] if fewer else []
     if s.cfg.sampler.kv_dtype == "bfloat16":
@@ -168,7 +180,7 @@ def _for_sampler(s: Slice, phase: Phase, role: str) -> list[tuple[int, str]]:
 
 
 def _for_update(s: Slice, phase: Phase) -> list[tuple[int, str]]:
-    u, spec = s.cfg.update, s.policy
+    u, spec = s.cfg.update, s.spec(phase.program.split(" ")[0])
     tokens = u.pack_length * max(1, u.rows_per_micro // rows_devices(s.mesh, s.rules))
     chips = math.prod(s.mesh.shape[axis] for axis in mesh_axes(s.rules.time))
     out: list[tuple[int, str]] = []
@@ -190,8 +202,9 @@ def _for_residents(s: Slice, phase: Phase) -> list[tuple[int, str]]:
         out.append((sum(n for name, n in alive.items() if name.endswith("moments")) // 4, "optimizer.mu_dtype=bfloat16"))
     if references := sum(n for name, n in alive.items() if name.endswith("reference")):
         out.append((references, "update.reference=host"))
-    if cfg.judge.weights == "full" and s.judge is not None:
-        out.append((alive["judge weights"] // 2, "judge.weights=int8"))
+    for name in at_a_time(s, alive):
+        if (seat := s.judges.get(name.split(" ")[0])) and seat.engine and seat.cfg.weights == "full":
+            out.append((alive[name] // 2, f"{seat.key}.weights=int8"))
     if s.mesh.shape["data"] > s.topology.slices:
         halved = sum(n for name, n in alive.items() if name.split(" ")[-1] in ("parameters", "moments", "reference")) // 2
         out.append((halved, "a larger mesh.fsdp"))

@@ -14,20 +14,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
-from coevo_jax import aot
-from coevo_jax.config import Experiment, api_model, judge_sampler
-from coevo_jax.config.validate import generator_learns
+from coevo_jax.critic import critic_optimizer
+from coevo_jax.learn.critic import ValueBatch, make_critic_update, make_estimate
 from coevo_jax.learn.losses import resolve_loss
 from coevo_jax.learn.packing import TokenBatch
 from coevo_jax.learn.publish import make_publish
+from coevo_jax.learn.reward_model import PairBatch, make_reward_update
 from coevo_jax.learn.update import TrainState, logprobs_program, make_optimizer, make_update, rows_devices, state_shardings
-from coevo_jax.mesh import make_mesh, param_shardings, replicated, train_rules
+from coevo_jax.mesh import RULES, param_shardings, replicated
 from coevo_jax.models.forward import param_shapes
-from coevo_jax.models.known import STOP_IDS, known_spec
 from coevo_jax.models.quantize import INPUT_AXES, quantized_infos
 from coevo_jax.models.spec import ModelSpec
+from coevo_jax.plan.cast import Slice
 from coevo_jax.sampler import ahead, scoring
 from coevo_jax.sampler.engine import Engine
 
@@ -46,69 +46,6 @@ class Planned:
     def donated(self) -> int:
         """Bytes of a device that must be written in place."""
         return sum(device_bytes(self.args[i]) for i in self.donate)
-
-
-@dataclasses.dataclass(frozen=True)
-class Slice:
-    """A config on a topology: its mesh, specs and engines. `layers` cuts the models' depth (0: all), to compile sooner."""
-
-    cfg: Experiment
-    topology: aot.Topology
-    layers: int = 0
-
-    @functools.cached_property
-    def mesh(self) -> Mesh:
-        return make_mesh(self.cfg.mesh, self.topology.devices)
-
-    @property
-    def rules(self) -> Any:
-        return train_rules(self.cfg.mesh)
-
-    @functools.cached_property
-    def policy(self) -> ModelSpec:
-        return self._cut(known_spec(self.cfg.policy.source, "policy.source"))
-
-    @functools.cached_property
-    def generator(self) -> ModelSpec | None:
-        """The rubric generator's own model, or None where it is the policy's or behind an endpoint."""
-        own = self.cfg.generator
-        if own.mode != "two" or api_model(own.source):
-            return None
-        return self._cut(known_spec(own.source, "generator.source")) if own.source else self.policy
-
-    @functools.cached_property
-    def judge(self) -> ModelSpec | None:
-        """None where the judge has no weights here."""
-        judge = self.cfg.judge
-        if judge.protocol == "oracle" or api_model(judge.source):
-            return None
-        return self._cut(known_spec(judge.source, "judge.source"))
-
-    def _cut(self, spec: ModelSpec) -> ModelSpec:
-        return dataclasses.replace(spec, layers=min(self.layers or spec.layers, spec.layers))
-
-    def learns(self, role: str) -> bool:
-        """Does the run train this role's own weights?"""
-        return role == "policy" or generator_learns(self.cfg)
-
-    @property
-    def trained(self) -> dict[str, ModelSpec]:
-        """Sets of weights by role, trained but for a generator that nothing trains (`learns`)."""
-        return {"policy": self.policy} | ({"rubric": self.generator} if self.generator else {})
-
-    @functools.cached_property
-    def engine(self) -> Engine:
-        """The policy's (and, of the same architecture, the generator's)."""
-        return Engine(self.policy, self.cfg.sampler, STOP_IDS, mesh=self.mesh)
-
-    @functools.cached_property
-    def judge_engine(self) -> Engine:
-        assert self.judge is not None
-        return Engine(self.judge, judge_sampler(self.cfg.sampler, self.cfg.judge), STOP_IDS, mesh=self.mesh)
-
-    @property
-    def chips(self) -> int:
-        return len(self.topology.devices)
 
 
 # ------------------------------------------------------------------------------------------------------------------ shapes
@@ -144,9 +81,9 @@ def reference_params(s: Slice, spec: ModelSpec) -> Any:
     return jax.tree_util.tree_map_with_path(leaf, trained_params(s, spec))
 
 
-def train_state(s: Slice, spec: ModelSpec) -> TrainState:
+def train_state(s: Slice, spec: ModelSpec, optimizer: Any = None) -> TrainState:
     """Parameters, moments and step."""
-    optimizer, params = make_optimizer(s.cfg.optimizer, 1), trained_params(s, spec)
+    optimizer, params = optimizer or make_optimizer(s.cfg.optimizer, 1), trained_params(s, spec)
     shapes = jax.eval_shape(lambda p: TrainState(p, optimizer.transform.init(p), jnp.zeros((), jnp.int32)), params)
     return _shaped(shapes, state_shardings(spec, optimizer, s.mesh, s.rules))
 
@@ -167,13 +104,38 @@ def batch(s: Slice, passes: tuple[str, ...]) -> TokenBatch:
     return TokenBatch(**arrays)
 
 
-def judge_weights(s: Slice, split: bool) -> Any:
-    """The judge's weights where decoding wants them, stacked or a tree a layer."""
-    assert s.judge is not None
-    dtype = jnp.dtype(s.cfg.judge.dtype)
-    if s.cfg.judge.weights == "full":
-        return (ahead.split_weights if split else ahead.weights)(s.judge, s.mesh, dtype)
-    infos = quantized_infos(param_shapes(s.judge), dtype)
+def value_batch(s: Slice) -> ValueBatch:
+    """What a critic learns from: packed rows [M,B,T] of returns and values."""
+    rows = batch(s, ())
+    one = jax.ShapeDtypeStruct(rows.mask.shape, np.float32, sharding=rows.mask.sharding)
+    return ValueBatch(rows.tokens, rows.positions, rows.segment_ids, rows.mask, one, one, rows.parent_ids)
+
+
+def pair_batch(s: Slice) -> PairBatch:
+    """Packed conversations [M,B,T] as Learner.update makes them of reward.pairs pairs."""
+    u, spread = s.cfg.update, NamedSharding(s.mesh, PartitionSpec(None, s.rules.batch))
+    devices = rows_devices(s.mesh, s.rules)
+    B = -(-u.rows_per_micro // devices) * devices
+    M = max(-(-s.cfg.reward.pairs // (B // 2)), 1)
+
+    def of(width: int, kind: Any) -> Any:
+        return jax.ShapeDtypeStruct((M, B, width), kind, sharding=spread)
+
+    T, S, i32 = u.pack_length, u.max_segments, np.int32
+    return PairBatch(of(T, i32), of(T, i32), of(T, i32), of(S, i32), of(S, np.bool_), of(S, i32), of(S, i32), of(S, np.float32))
+
+
+def judge_weights(s: Slice, split: bool, name: str = "judge") -> Any:
+    """A judge's weights where decoding wants them, stacked or a tree a layer; a reward model's as it is loaded."""
+    seat = s.judges[name]
+    dtype = jnp.dtype(seat.cfg.dtype)
+    if seat.engine is None:
+        infos = param_shapes(seat.spec)
+        shapes = jax.tree.map(lambda i: jax.ShapeDtypeStruct(i.shape, dtype), infos, is_leaf=_is_info)
+        return _shaped(shapes, param_shardings(infos, s.mesh, RULES))
+    if seat.cfg.weights == "full":
+        return (ahead.split_weights if split else ahead.weights)(seat.spec, s.mesh, dtype)
+    infos = quantized_infos(param_shapes(seat.spec), dtype)
     return ahead.quantized_weights(infos, s.mesh, dtype, split)
 
 
@@ -183,6 +145,9 @@ def judge_weights(s: Slice, split: bool) -> Any:
 def update_program(s: Slice, spec: ModelSpec, role: str) -> Planned:
     """Gradients over all micro-batches and one optimizer step."""
     optimizer = make_optimizer(s.cfg.optimizer, 1)
+    if spec.scalar:
+        reward = make_reward_update(spec, optimizer, s.cfg, s.mesh)
+        return Planned(f"{role} update", reward, (train_state(s, spec), pair_batch(s)), donate=(0,))
     passes = ("ref_logp",) * (s.cfg.loss.kl_weight > 0) + ("old_logp",) * (s.cfg.update.inner_iterations > 1)
     jitted = make_update(spec, optimizer, resolve_loss(s.cfg.loss), s.cfg, s.mesh)
     return Planned(f"{role} update", jitted, (train_state(s, spec), batch(s, passes), _scalar(s, jnp.float32)), donate=(0,))
@@ -229,35 +194,66 @@ def _sampler_program(name: str, program: ahead.Program, weights: Any) -> Planned
     return Planned(name, program.function, args, program.donate, program.out_shardings)
 
 
+def critic_programs(s: Slice, name: str, spec: ModelSpec) -> dict[str, Callable[[], Planned]]:
+    """A critic's pass before an update, and its own update."""
+    optimizer = critic_optimizer(s.cfg)
+
+    def values() -> Planned:
+        return Planned(f"{name} values", make_estimate(spec, s.cfg, s.mesh), (trained_params(s, spec), batch(s, ())))
+
+    def update() -> Planned:
+        args = train_state(s, spec, optimizer), value_batch(s)
+        return Planned(f"{name} update", make_critic_update(spec, optimizer, s.cfg, s.mesh), args, donate=(0,))
+
+    return {f"{name} values": values, f"{name} update": update}
+
+
 def _scalar(s: Slice, dtype: Any) -> Any:
     return jax.ShapeDtypeStruct((), dtype, sharding=replicated(s.mesh))
 
 
 def programs(s: Slice) -> dict[str, Callable[[], Planned]]:
     """Every program of a step by name, made when called. In single-model mode the rubric update is the policy update: the same
-    program over the same weights, switched by the prompt."""
-    cfg = s.cfg
+    program over the same weights, switched by the prompt. Models of one architecture share their programs."""
     out: dict[str, Callable[[], Planned]] = {}
-    made: dict[ModelSpec, str] = {}
-    for role, spec in s.trained.items():
-        if spec in made:  # one program serves both models
+    for role, spec in (s.trained | s.frozen).items():
+        if s.owner(role) != role:
             continue
-        made[spec] = role
-        if s.learns(role):
-            out[f"{role} update"] = functools.partial(update_program, s, spec, role)
-            if cfg.loss.kl_weight > 0:
-                out[f"{role} reference log-probs"] = functools.partial(logprobs, s, spec, role, True)
-            if cfg.update.inner_iterations > 1:
-                out[f"{role} old log-probs"] = functools.partial(logprobs, s, spec, role, False)
-            out[f"{role} publish"] = functools.partial(publish_program, s, spec, role)
-        engine = s.engine if spec == s.policy else Engine(spec, cfg.sampler, STOP_IDS, mesh=s.mesh)
-        out[f"{role} prefill"] = functools.partial(prefill_program, engine, f"{role} prefill")
-        out[f"{role} decode"] = functools.partial(decode_program, s, engine, f"{role} decode")
-    if s.judge is None:
-        return out
-    if cfg.judge.protocol == "criterion_logits":
-        out["judge scoring"] = lambda: scoring_program(s.judge_engine, "judge scoring", judge_weights(s, False))
-        return out
-    out["judge prefill"] = lambda: prefill_program(s.judge_engine, "judge prefill", judge_weights(s, False))
-    out["judge decode"] = lambda: decode_program(s, s.judge_engine, "judge decode", judge_weights(s, True))
+        if role in s.trained and s.learns(role):
+            out |= _training(s, role, spec)
+        if s.samples:
+            engine = s.player(role)[1]
+            out[f"{role} prefill"] = functools.partial(prefill_program, engine, f"{role} prefill")
+            out[f"{role} decode"] = functools.partial(decode_program, s, engine, f"{role} decode")
+    for name, spec in s.critics.items():
+        out |= critic_programs(s, name, spec)
+    for name in s.judges:
+        out |= _judging(s, name)
     return out
+
+
+def _training(s: Slice, role: str, spec: ModelSpec) -> dict[str, Callable[[], Planned]]:
+    cfg = s.cfg
+    out: dict[str, Callable[[], Planned]] = {f"{role} update": functools.partial(update_program, s, spec, role)}
+    if not s.samples:
+        return out
+    if cfg.loss.kl_weight > 0:
+        out[f"{role} reference log-probs"] = functools.partial(logprobs, s, spec, role, True)
+    if cfg.update.inner_iterations > 1:
+        out[f"{role} old log-probs"] = functools.partial(logprobs, s, spec, role, False)
+    out[f"{role} publish"] = functools.partial(publish_program, s, spec, role)
+    return out
+
+
+def _judging(s: Slice, name: str) -> dict[str, Callable[[], Planned]]:
+    """A judge's programs; none of a reward model (cast.left_out says so)."""
+    seat = s.judges[name]
+    engine = seat.engine
+    if engine is None:
+        return {}
+    if seat.cfg.protocol == "criterion_logits":
+        return {f"{name} scoring": lambda: scoring_program(engine, f"{name} scoring", judge_weights(s, False, name))}
+    return {
+        f"{name} prefill": lambda: prefill_program(engine, f"{name} prefill", judge_weights(s, False, name)),
+        f"{name} decode": lambda: decode_program(s, engine, f"{name} decode", judge_weights(s, True, name)),
+    }

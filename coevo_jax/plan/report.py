@@ -6,8 +6,12 @@ import dataclasses
 from typing import Any
 
 from coevo_jax import aot
-from coevo_jax.plan.phases import HEADROOM, Phase, advice
-from coevo_jax.plan.programs import Slice
+from coevo_jax.config.several import policy_names
+from coevo_jax.plan.calls import has_steps
+from coevo_jax.plan.cast import Slice, left_out
+from coevo_jax.plan.estimate import Estimate
+from coevo_jax.plan.phases import HEADROOM, Phase, advice, at_a_time, residents
+from coevo_jax.plan.programs import programs
 from coevo_jax.plan.step import Figures, Step, Workload, chip_hours
 
 GIB, MIB = aot.GIB, 2**20
@@ -15,9 +19,11 @@ MODEL = "A model: compiled for the slice by libtpu, never run. Memory is the com
 
 
 def as_json(s: Slice, found: list[Phase], step: Step, work: Workload) -> dict[str, Any]:
-    """fits, programs, phases, step_seconds (the mean of a policy and a rubric step), mfu, and what they rest on."""
+    """fits, programs, phases, step_seconds (the mean of a policy and a rubric step, where the run has both), mfu, what they rest
+    on, and what is left out."""
     policy, rubric = step.seconds
-    mean = (policy + rubric) / 2
+    kinds = max(sum(has_steps(s.cfg)), 1)  # of steps that the run has
+    mean = (policy + rubric) / kinds
     return {
         "model": MODEL,
         "topology": s.topology.name,
@@ -36,8 +42,8 @@ def as_json(s: Slice, found: list[Phase], step: Step, work: Workload) -> dict[st
         "step": {name: {"policy": a, "rubric": b} for name, (a, b) in step.parts.items()},
         "policy_step_seconds": policy,
         "rubric_step_seconds": rubric,
-        "sampled_tokens_per_second": (step.sampled_tokens[0] + step.sampled_tokens[1]) / 2 / mean if mean else 0.0,
-        "trained_tokens_per_second": (step.trained_tokens[0] + step.trained_tokens[1]) / 2 / mean if mean else 0.0,
+        "sampled_tokens_per_second": sum(step.sampled_tokens) / kinds / mean if mean else 0.0,
+        "trained_tokens_per_second": sum(step.trained_tokens) / kinds / mean if mean else 0.0,
         "mfu": step.mfu,
         "mfu_of_step": step.mfu_step,
         "decode_collectives_share": step.decode_collectives,
@@ -45,6 +51,7 @@ def as_json(s: Slice, found: list[Phase], step: Step, work: Workload) -> dict[st
         "micro_batches": step.micro_batches,
         "chip_hours": chip_hours(s, step),
         "lengths": work.text,
+        "left_out": left_out(s),
     }  # fmt: skip
 
 
@@ -82,6 +89,7 @@ def as_text(s: Slice, found: list[Phase], step: Step, work: Workload) -> str:
     lines += _programs(step)
     lines += _phases(s, found)
     lines += _step(s, step, work)
+    lines += [f"  not counted: {line}" for line in left_out(s)]
     return "\n".join(lines)
 
 
@@ -115,6 +123,7 @@ def _phases(s: Slice, found: list[Phase]) -> list[str]:
 
 def _step(s: Slice, step: Step, work: Workload) -> list[str]:
     policy, rubric = step.seconds
+    steps = has_steps(s.cfg)[0] * len(policy_names(s.cfg)) + has_steps(s.cfg)[1]
     out = [f"step, modelled ({work.text})", f"  {'seconds':28s} {'policy step':>12s} {'rubric step':>12s}"]
     out += [f"  {name:28s} {a:12.2f} {b:12.2f}" for name, (a, b) in step.parts.items()]
     tokens = sum(step.sampled_tokens) / (policy + rubric) if policy + rubric else 0.0
@@ -126,6 +135,21 @@ def _step(s: Slice, step: Step, work: Workload) -> list[str]:
         f"  MFU of the update {step.mfu:.1%} (within sequences, recomputation not counted), "
         f"of a policy step {step.mfu_step:.1%}",
         f"  exposed collectives take {step.decode_collectives:.1%} of the decode time",
-        f"  {chip_hours(s, step):,.0f} chip-hours for {s.cfg.schedule.cycles} cycles of 2 x {s.cfg.schedule.k} updates "
+        f"  {chip_hours(s, step):,.0f} chip-hours for {s.cfg.schedule.cycles} cycles of {steps} x {s.cfg.schedule.k} updates "
         f"({chip_hours(s, step) / s.chips:,.0f} hours on this slice)",
     ]  # fmt: skip
+
+
+def estimate_text(s: Slice, found: Estimate) -> str:
+    """An estimate for a person: what lives, both peaks and the seconds of a policy step."""
+    alive = at_a_time(s, residents(s))
+    budget = found.budget / GIB
+    lines = ["An estimate by arithmetic: nothing was compiled, and a plan may say otherwise. GiB of a device."]
+    lines += [f"{s.cfg.name} on {s.topology.name}: {s.chips} chips, mesh {dict(s.mesh.shape)}"]
+    lines += [f"  {name:28s} {size / GIB:8.2f}" for name, size in alive.items() if size]
+    lines += [f"  {'in an update':28s} {found.update_bytes / GIB:8.2f} of {budget:.2f}"]
+    lines += [f"  {'in a rollout':28s} {found.rollout_bytes / GIB:8.2f} of {budget:.2f}"] if s.samples else []
+    lines += [f"  may fit: {'yes' if found.may_fit else 'NO'} (up to a tenth over the budget counts as yes: an estimate errs)"]
+    lines += [f"  programs of a plan: {', '.join(programs(s))}"]
+    lines += [f"  seconds of a step, about: update {found.update_seconds:.0f}, sampling {found.decode_seconds:.0f}"]
+    return "\n".join([*lines, *(f"  not counted: {line}" for line in left_out(s))])

@@ -11,10 +11,10 @@ from coevo_jax import aot
 from coevo_jax.config import Experiment
 from coevo_jax.config.override import print_config
 from coevo_jax.errors import UserError
+from coevo_jax.plan.cast import Slice
 from coevo_jax.plan.compiled import Say, compile_all
 from coevo_jax.plan.estimate import estimate, scaled, variants
 from coevo_jax.plan.phases import phases
-from coevo_jax.plan.programs import Slice
 from coevo_jax.plan.report import as_json
 from coevo_jax.plan.step import Step, Workload, model_step
 
@@ -90,8 +90,11 @@ def grown(cfg: Experiment, chips: int, more: int) -> Experiment:
     update = dataclasses.replace(cfg.update, rows_per_micro=round(cfg.update.rows_per_micro * ratio))
     classes = scaled(cfg.sampler.length_classes, ratio, 1)
     sampler = dataclasses.replace(cfg.sampler, length_classes=classes, slots=sum(n for n, _ in classes))
-    judge = dataclasses.replace(cfg.judge, length_classes=scaled(cfg.judge.length_classes, ratio, 1))
-    return dataclasses.replace(cfg, schedule=schedule, update=update, sampler=sampler, judge=judge)
+    judge, *others = (
+        dataclasses.replace(one, length_classes=scaled(one.length_classes, ratio, 1)) for one in (cfg.judge, *cfg.panel.judges)
+    )
+    panel = dataclasses.replace(cfg.panel, judges=tuple(others))
+    return dataclasses.replace(cfg, schedule=schedule, update=update, sampler=sampler, judge=judge, panel=panel)
 
 
 def worst(before: Step, after: Step) -> dict[str, Any]:

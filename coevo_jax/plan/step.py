@@ -13,28 +13,31 @@ from typing import Any
 
 import numpy as np
 
+from coevo_jax.config.several import policy_names
 from coevo_jax.cost import Cost, Kernel, Network, decode_kernels, mfu, program_cost, useful_update_flops
 from coevo_jax.cost.operations import Kernels, splash
 from coevo_jax.learn.packing import first_fit
 from coevo_jax.learn.update import rows_devices
 from coevo_jax.mesh import mesh_axes
 from coevo_jax.models.attention import related_blocks, splash_block
+from coevo_jax.plan.calls import Call, calls, has_steps
+from coevo_jax.plan.cast import Slice
 from coevo_jax.plan.compiled import Compiled, Program
 from coevo_jax.plan.lengths import Drain, Lengths, drain_of, lognormal_lengths
-from coevo_jax.plan.phases import _engine
-from coevo_jax.plan.programs import Slice
 
 TEMPLATE = 200  # tokens that a prompt template adds
 
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """Mean lengths in tokens before the cut at the config's limits: lognormal, sigma 1 of what is written, 0.5 of questions."""
+    """Mean lengths in tokens before the cut at the config's limits: lognormal, sigma 1 of what is written, 0.5 of questions.
+    criteria: a number of them."""
 
     question: float = 400
     answer: float = 3000
     rubric: float = 1500
     verdict: float = 800
+    criteria: float = 5  # of a rubric, where a judge is asked about each alone
     seed: int = 0
 
     @property
@@ -89,20 +92,22 @@ class Step:
 # ----------------------------------------------------------------------------------------------------------------- lengths
 
 
-def text_lengths(s: Slice, work: Workload, kind: str, count: int) -> Lengths:
-    """Prompts and completions of `count` texts of a kind: answer, rubric or verdict."""
+def text_lengths(s: Slice, work: Workload, kind: str, count: int, judge: str = "judge") -> Lengths:
+    """Prompts and completions of `count` texts of a kind: answer, rubric, question or verdict (of the judge of that name)."""
     cfg = s.cfg
-    limits = {
+    seat = s.judges[judge].cfg if judge in s.judges else cfg.judge
+    most, new = {
         "answer": (cfg.sampler.max_prompt, cfg.answer.max_new_tokens),
         "rubric": (cfg.sampler.max_prompt, cfg.rubric_sampling.max_new_tokens),
-        "verdict": (cfg.judge.max_prompt or cfg.sampler.max_prompt, cfg.judge.sampling.max_new_tokens),
-    }
+        "question": (cfg.sampler.max_prompt, cfg.question_sampling.max_new_tokens),
+        "verdict": (seat.max_prompt or cfg.sampler.max_prompt, seat.sampling.max_new_tokens),
+    }[kind]
     prompt = {
         "answer": work.question,
-        "rubric": work.question + TEMPLATE,
-        "verdict": work.question + TEMPLATE + work.answer + work.rubric,
+        "rubric": work.question + TEMPLATE + (work.answer if cfg.schedule.mode == "rlcer" else 0),
+        "question": work.answer + TEMPLATE,
+        "verdict": work.question + TEMPLATE + work.answer + (work.rubric if cfg.rubric.source != "none" else 0),
     }[kind]
-    most, new = limits[kind]
     return lognormal_lengths(count, work.seed, most, new, getattr(work, kind), prompt)
 
 
@@ -188,55 +193,37 @@ def figures_of(
 # -------------------------------------------------------------------------------------------------------------------- step
 
 
-@dataclasses.dataclass(frozen=True)
-class _Call:
-    """Texts of one kind that the sampler writes in a step, in a policy and in a rubric step. prompts: distinct ones of them."""
-
-    kind: str
-    role: str
-    counts: tuple[int, int]
-    prompts: tuple[int, int]
-
-
-def calls(s: Slice) -> list[_Call]:
-    """What a step samples: a policy step one rubric and a group of answers a prompt, and a verdict an answer; a rubric step one
-    fresh answer and a group of rubrics a prompt, and a verdict for both answers of the pair under each rubric."""
-    P, G = s.cfg.schedule.prompts, s.cfg.schedule.group
-    rubric = "rubric" if s.generator and s.generator != s.policy else "policy"
-    out = [_Call("answer", "policy", (P * G, P), (P, P)), _Call("rubric", rubric, (P, P * G), (P, P))]
-    return out + ([_Call("verdict", "judge", (P * G, 2 * P * G), (P * G, 2 * P * G))] if s.judge is not None else [])
-
-
 def model_step(s: Slice, compiled: dict[str, Program], work: Workload) -> Step:
     """The whole step. Programs that were not compiled are left out."""
-    cfg, P, G = s.cfg, s.cfg.schedule.prompts, s.cfg.schedule.group
+    cfg = s.cfg
     figures: dict[str, Figures] = {}
     parts: dict[str, tuple[float, float]] = {}
     sampled = [0.0, 0.0]
     running: dict[str, float] = {}
-    packed = [packed_rows(s, text_lengths(s, work, kind, P * G)) for kind in ("answer", "rubric")]
+    packed = trained_rows(s, work)
     micro = packed[0].micro_batches, packed[1].micro_batches
     for name, program in compiled.items():
-        kind = name.split(" ", 1)[1]
-        if kind in ("prefill", "decode", "scoring"):
+        role, kind = name.split(" ", 1)
+        if kind in ("prefill", "decode", "scoring") or role.startswith("policy_"):
             continue
         runs = {"update": cfg.update.inner_iterations}.get(kind, 1)
         if kind == "publish":
             figures[name] = figures_of(program, s, runs=(1, 1))
-            parts[name] = (figures[name].seconds,) * 2
-            continue
-        both = [figures_of(program, s, (r.micro_batches,), splash_kernels(r.visited), (runs, runs)) for r in packed]
-        figures[name] = both[0]
-        parts[name] = both[0].seconds * runs, both[1].seconds * runs
+            seconds = figures[name].seconds, figures[name].seconds
+        else:
+            both = [figures_of(program, s, (r.micro_batches,), splash_kernels(r.visited), (runs, runs)) for r in packed]
+            figures[name] = both[0]
+            seconds = both[0].seconds * runs, both[1].seconds * runs
+        parts[name] = in_steps(s, role, seconds)
     decode_seconds = exposed = 0.0
-    for call in calls(s):
+    for call in calls(s, work.criteria):
         found = _sample(s, compiled, call, work, figures)
         parts |= found["parts"]
         for i in (0, 1):
             sampled[i] += found["tokens"][i]
         running |= found["running"]
         decode_seconds, exposed = decode_seconds + found["decode"], exposed + found["exposed"]
-    trained = tuple(float(sum(rows.tokens)) for rows in packed)
+    trained = tuple(float(sum(rows.tokens)) * on for rows, on in zip(packed, has_steps(cfg)))
     update = next((f for name, f in figures.items() if name.endswith("update")), None)
     useful = useful_update_flops(s.policy, packed[0].tokens)
     whole = sum(p for p, _ in parts.values())
@@ -249,14 +236,16 @@ def model_step(s: Slice, compiled: dict[str, Program], work: Workload) -> Step:
     )  # fmt: skip
 
 
-def _sample(s: Slice, compiled: dict[str, Program], call: _Call, work: Workload, figures: dict[str, Figures]) -> dict[str, Any]:
+def _sample(s: Slice, compiled: dict[str, Program], call: Call, work: Workload, figures: dict[str, Figures]) -> dict[str, Any]:
     """Prefill and decode of one kind of text, for both steps."""
-    _, engine = _engine(s, call.role)
+    _, engine = s.player(call.role)
     out: dict[str, Any] = {"parts": {}, "tokens": [0.0, 0.0], "running": {}, "decode": 0.0, "exposed": 0.0}
     prefill = compiled.get(f"{call.role} prefill") or compiled.get(f"{call.role} scoring")
     seconds = [0.0, 0.0], [0.0, 0.0]
     for i, (count, prompts) in enumerate(zip(call.counts, call.prompts)):
-        lengths = text_lengths(s, work, call.kind, count)
+        if not count:
+            continue
+        lengths = text_lengths(s, work, call.kind, count, call.role)
         out["tokens"][i] = float(lengths.completions.sum())
         if prefill is not None:
             hosts = math.prod(s.mesh.shape[axis] for axis in ("data", "fsdp"))
@@ -274,10 +263,10 @@ def _sample(s: Slice, compiled: dict[str, Program], call: _Call, work: Workload,
         out["decode"] += drain.dispatches * cost["seconds"]
         out["exposed"] += drain.dispatches * cost["exposed_seconds"]
         if i == 0:
-            out["running"][f"{call.kind}s"] = drain.rows
+            out["running"][call.title] = drain.rows
     for name, part in zip(("prefill", "decode"), seconds):
         if any(part):
-            out["parts"][f"{call.kind}s: {name}"] = (part[0], part[1])
+            out["parts"][f"{call.title}: {name}"] = (part[0], part[1])
     return out
 
 
@@ -318,11 +307,27 @@ def _add(figures: dict[str, Figures], program: Program, s: Slice, i: int, runs: 
     return figures[program.name]
 
 
+def trained_rows(s: Slice, work: Workload) -> tuple[Rows, Rows]:
+    """Packed rows of a policy update and of a rubric update (reward models: of pairs of conversations, twice)."""
+    count = 2 * s.cfg.reward.pairs if s.cfg.schedule.mode == "reward" else s.cfg.schedule.prompts * s.cfg.schedule.group
+    answers = packed_rows(s, text_lengths(s, work, "answer", count))
+    return answers, packed_rows(s, text_lengths(s, work, "rubric", count)) if s.samples else answers
+
+
+def in_steps(s: Slice, role: str, seconds: tuple[float, float]) -> tuple[float, float]:
+    """A role's update in a policy step and in a rubric step. Weights that two roles share, or whose program they share, are
+    trained in both; evolving RLCER trains its writer in the policy's step."""
+    mode, evolving = s.cfg.schedule.mode, s.cfg.schedule.order == "alternate"
+    own = role.removeprefix("critic_")
+    if mode == "rlcer":
+        answers, rubrics = (own == "policy") * seconds[0], evolving * (own == "rubric" or "rubric" not in s.trained) * seconds[1]
+        return answers + rubrics, 0.0
+    policy, rubric = has_steps(s.cfg)
+    apart = s.generator is not None and s.owner("rubric") == "rubric"
+    return policy * (own != "rubric") * seconds[0], rubric * (own == "rubric" or not apart) * seconds[1]
+
+
 def chip_hours(s: Slice, step: Step) -> float:
     """Of the config's run: its cycles of policy and rubric updates. Evaluation, checkpoints and dropped groups are left out."""
-    schedule = s.cfg.schedule
     policy, rubric = step.seconds
-    order = schedule.order
-    updates = schedule.cycles * schedule.k
-    total = updates * ((order != "generator_only") * policy + (order != "policy_only") * rubric)
-    return total * s.chips / 3600
+    return s.cfg.schedule.cycles * s.cfg.schedule.k * (policy * len(policy_names(s.cfg)) + rubric) * s.chips / 3600

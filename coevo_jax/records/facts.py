@@ -13,6 +13,7 @@ import numpy as np
 
 Row = dict[str, float]
 LEAST = 8  # rows below which a correlation is noise
+NORMAL_95 = 1.959964  # of a standard normal number, 95 % lie between this and its negative
 
 
 def _mean_std(name: str, v: np.ndarray) -> Row:
@@ -26,10 +27,17 @@ def _ratio(v: np.ndarray, empty: float) -> float:
 
 
 def _correlation(name: str, v: np.ndarray) -> Row:
-    """Of values x, y, x, y, ... that lie around their means already; none for few of them, or where one doesn't vary."""
-    x, y = v[0::2], v[1::2]
+    """Of values x, y, first, x, y, first, ... that lie around their groups' means already (first: 1 in a group's first row); none
+    for few of them, or where one doesn't vary. `name`/least: the nearest to 0 that its interval of 95 % has (Fisher's z; each
+    group's mean has cost a degree of freedom), 0 where that holds 0."""
+    x, y, groups = v[0::3], v[1::3], v[2::3].sum()
     scale = float(np.sqrt((x @ x) * (y @ y)))
-    return {name: float(x @ y) / scale} if len(x) >= LEAST and scale > 1e-12 else {}
+    if len(x) < LEAST or scale <= 1e-12:
+        return {}
+    r, free = float(x @ y) / scale, len(x) - groups - 2
+    size = min(abs(r), 1.0 - 1e-12)
+    least = max(0.0, float(np.tanh(np.arctanh(size) - NORMAL_95 / np.sqrt(free)))) if free > 0 else 0.0
+    return {name: r, f"{name}/least": least}
 
 
 # kind -> (name, values) -> its part of a row. A kind without an entry for no values is left out of the row then.

@@ -48,12 +48,14 @@ class Limits:
 
 @dataclasses.dataclass
 class Refined:
-    """Accepted items in order and, [N,M], which samples satisfy them. counts: items by fate. detail: why there are none."""
+    """Accepted items in order and, [N,M], which samples satisfy them. counts: items by fate. detail: why there are none.
+    references: [2,M], of the strong and the weak reference."""
 
     items: list[str]
     votes: np.ndarray
     counts: dict[str, int]
     detail: str = ""
+    references: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((2, 0)))
 
 
 Refining = Generator[list[Ask], list[Parsed[Any]], Refined]
@@ -64,11 +66,11 @@ REJECTED = ("repeated", "unsatisfied", "misaligned", "overlapping", "conflicting
 def refine(question: str, samples: Sequence[str], strong: str, weak: str, limits: Limits | None = None) -> Refining:
     """The refinement of one question. samples: answers, best from several models (the paper: 8 of two models, T 0.7, top-p 0.95);
     strong, weak: reference answers of a strong and a weak model."""
-    limits = limits or Limits()
+    limits, N = limits or Limits(), len(samples)
     counts = dict.fromkeys(FATES, 0)
     (proposed,) = yield [Ask("rrd_propose", {"question": question, "answers": _numbered(samples)}, _read_items())]
     if proposed.value is None:
-        return Refined([], np.zeros((len(samples), 0)), counts, proposed.detail)
+        return Refined([], np.zeros((N, 0)), counts, proposed.detail)
     queue = deque((text, 0) for text in proposed.value)
     seen: set[str] = set()
     accepted: list[str] = []
@@ -87,12 +89,8 @@ def refine(question: str, samples: Sequence[str], strong: str, weak: str, limits
         counts[fate] += 1
         if fate == "accepted":
             accepted.append(text)
-    votes = (
-        np.asarray([known[normalise(text)][: len(samples)] for text in accepted], np.float64)
-        .reshape(len(accepted), len(samples))
-        .T
-    )
-    return Refined(accepted, votes, counts, "" if accepted else "no item was accepted")
+    votes = np.asarray([known[normalise(text)] for text in accepted], np.float64).reshape(len(accepted), N + 2).T
+    return Refined(accepted, votes[:N], counts, "" if accepted else "no item was accepted", votes[N:])
 
 
 def _look(

@@ -4,7 +4,8 @@
         --source api:gpt-4.1 --base_url https://api.openai.com/v1 --key_env OPENAI_API_KEY
 
 A record of the input has 'prompt', 'samples' (a list of answers), 'strong' and 'weak' (reference answers); other columns stay.
-Records without an accepted item are left out and counted. --source is a model of ours as well: smollm2, a folder, a .gguf file.
+Records without an accepted item, and with --weights preference those none of whose items tells strong (the preferred answer) from
+weak (the rejected one), are left out and counted. --source is a model of ours as well: smollm2, a folder, a .gguf file.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from coevo_jax.errors import UserError, nearest
 from coevo_jax.rubrics import rrd
 from coevo_jax.rubrics.cache import RubricFolder, content_key
 from coevo_jax.rubrics.json_criteria import Rubric
+from coevo_jax.rubrics.preference_weights import delta_weights
 from coevo_jax.rubrics.rrd import Ask, Limits, Refined
 from coevo_jax.text.chat import ChatTokenizer
 from coevo_jax.text.parse import Parsed
@@ -31,9 +33,9 @@ if TYPE_CHECKING:
     from coevo_jax.remote import Endpoint
     from coevo_jax.sampler import Engine
 
-WEIGHTS = ("uniform", "model", "whitened")
+WEIGHTS = ("uniform", "model", "whitened", "preference")
 TEMPLATES = ("rrd_propose", "criterion_yes_no", "rrd_split", "rrd_overlap", "rrd_conflict")
-VERSION = 1  # of what is kept in the folder
+VERSION = 2  # of what is kept in the folder
 Asker = Callable[[list[Ask]], list[Parsed[Any]]]
 
 
@@ -68,7 +70,8 @@ class Builder:
         first = {key: record for key, record in reversed(list(zip(keys, records))) if kept[key] is None}
         made = rrd.run_all([rrd.refine(*_given(record), self.limits) for record in first.values()], self.ask)
         for key, found in zip(first, made):
-            value = {"items": found.items, "votes": found.votes.tolist(), "counts": found.counts, "detail": found.detail}
+            value = {"items": found.items, "votes": found.votes.tolist(), "counts": found.counts, "detail": found.detail,
+                     "references": found.references.tolist()}  # fmt: skip
             kept[key] = value
             self.counts.update(found.counts)
             if any(found.counts.values()) and not found.counts["failed"]:  # else a further run tries again
@@ -80,6 +83,8 @@ class Builder:
             return [rrd.uniform(len(r.items)).tolist() for r in refined]
         if self.weights == "whitened":
             return [rrd.whitened_uniform(r.votes).tolist() for r in refined]
+        if self.weights == "preference":  # the strong reference is the preferred answer, the weak one the rejected
+            return [delta_weights(*r.references.tolist()) for r in refined]
         keys = [self._key("weights", ("rrd_weights",), record["prompt"], r.items) for record, r in zip(records, refined)]
         kept: dict[str, Any] = {key: self.folder.get(key) for key in dict.fromkeys(keys)}
         todo = {k: (rec["prompt"], r) for k, rec, r in zip(keys, records, refined) if kept[k] is None and r.items}
@@ -107,7 +112,8 @@ def _as_json(rubric: Rubric) -> dict[str, Any]:
 def _of_json(value: Mapping[str, Any]) -> Refined:
     """What the folder keeps, as it was."""
     votes = np.asarray(value["votes"], np.float64).reshape(len(value["votes"]), len(value["items"]))
-    return Refined(list(value["items"]), votes, dict(value["counts"]), value["detail"])
+    references = np.asarray(value["references"], np.float64).reshape(2, len(value["items"]))
+    return Refined(list(value["items"]), votes, dict(value["counts"]), value["detail"], references)
 
 
 def check_record(record: Mapping[str, Any], place: str) -> None:

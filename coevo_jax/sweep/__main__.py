@@ -19,7 +19,7 @@ from coevo_jax.sweep.table import value_of as number_of
 
 HELP = """python -m coevo_jax.sweep --configs=FILES --workdir=DIR [--seeds=1,2,3] [--config.KEY=VALUE ...] [--metrics=...] [...]
 
-  --configs          files or patterns, with commas between: 'configs/ablations/k_*.py,configs/evolm_qwen3_8b.py'
+  --configs          files or patterns, with commas between: 'configs/ablations/k_*.py,configs/evolm/qwen3_8b.py'
   --seeds            default 1
   --workdir          the sweep's folder; the same command goes on where a sweep stopped
   --config.KEY       as in run.py, for every run; --config.scale=smoke first of all

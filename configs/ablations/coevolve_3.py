@@ -3,7 +3,7 @@
     python run.py --config=configs/ablations/coevolve_3.py --workdir=/mnt/shared/coevolve_3
     python run.py --config=configs/ablations/coevolve_3.py --config.scale=smoke  # on a CPU
 
-Hardware: no plan was compiled for it; the other flags (sources, data) of configs/evolm_qwen3_8b.py apply here too;
+Hardware: v5p-16 by an estimate, no plan compiled; the other flags (sources, data) of configs/evolm/qwen3_8b.py apply here too;
 never run on a TPU.
 Paper (arXiv 2605.03871): no such row. The released code has a config for it.
 Expected: rubrics that serve more than one policy; each policy's pairs come every third cycle.
@@ -12,7 +12,7 @@ Expected: rubrics that serve more than one policy; each policy's pairs come ever
 import dataclasses
 
 from coevo_jax.config import Experiment, GeneratorConfig, ModelConfig
-from configs.evolm_qwen3_8b import get_config as main
+from configs.evolm.qwen3_8b import get_config as main
 
 OTHERS = ("Llama-3.1-8B-Instruct", "Mistral-7B-Instruct-v0.3")
 

@@ -4,7 +4,7 @@ turn comes.
     python run.py --config=configs/ablations/curriculum_judge_size.py --workdir=/mnt/shared/curriculum_judge_size
     python run.py --config=configs/ablations/curriculum_judge_size.py --config.scale=smoke  # on a CPU
 
-Hardware: no plan was compiled for it; the other flags (sources, data) of configs/evolm_qwen3_8b.py apply here too;
+Hardware: v5p-16 by an estimate, no plan compiled; the other flags (sources, data) of configs/evolm/qwen3_8b.py apply here too;
 never run on a TPU.
 Paper (arXiv 2605.03871): no such row. The released code has a config for it: 32B, 14B, 8B, 4B from cycles 0, 3, 6 and
 8.
@@ -14,7 +14,7 @@ Expected: the generator begins with a judge that reads its rubrics well and ends
 import dataclasses
 
 from coevo_jax.config import Experiment, PanelConfig
-from configs.evolm_qwen3_8b import get_config as main
+from configs.evolm.qwen3_8b import get_config as main
 
 SIZES = ("32B", "14B", "8B", "4B")
 

@@ -4,7 +4,7 @@ trains.
     python run.py --config=configs/ablations/frozen_2_policies.py --workdir=/mnt/shared/frozen_2_policies
     python run.py --config=configs/ablations/frozen_2_policies.py --config.scale=smoke  # on a CPU
 
-Hardware: no plan was compiled for it; the other flags (sources, data) of configs/evolm_qwen3_8b.py apply here too;
+Hardware: v5p-16 by an estimate, no plan compiled; the other flags (sources, data) of configs/evolm/qwen3_8b.py apply here too;
 never run on a TPU.
 Paper (arXiv 2605.03871): no such row. In the released code, which has a config for it, the judge itself orders the
 answers under a fresh rubric. Here the order is stated: a label that the system in training makes is circular.
@@ -15,7 +15,7 @@ policy apart.
 import dataclasses
 
 from coevo_jax.config import Experiment, ModelConfig
-from configs.evolm_qwen3_8b import get_config as main
+from configs.evolm.qwen3_8b import get_config as main
 
 MODELS = ("Qwen3-8B", "Meta-Llama-3-8B-Instruct")  # best first, by our order
 

@@ -3,7 +3,7 @@
     python run.py --config=configs/ablations/gap_100_300.py --workdir=/mnt/shared/gap_100_300
     python run.py --config=configs/ablations/gap_100_300.py --config.scale=smoke  # on a CPU
 
-Hardware: a slice that holds configs/evolm_qwen3_8b.py, whose other flags (sources, data) apply here too; never run on
+Hardware: a slice that holds configs/evolm/qwen3_8b.py, whose other flags (sources, data) apply here too; never run on
 a TPU.
 Paper (arXiv 2605.03871): Table 20: RewardBench 2 47.1, JudgeBench 44.7, 12-task average 68.9. The released buffer held
 about 32 updates and fell back to its oldest half.
@@ -12,7 +12,7 @@ Expected: larger margins; no pair fits before update 100, until then the nearest
 
 from coevo_jax.config import Experiment
 from coevo_jax.config.override import apply_overrides
-from configs.evolm_qwen3_8b import get_config as main
+from configs.evolm.qwen3_8b import get_config as main
 
 CHANGES = (
     "name=gap_100_300",

@@ -3,7 +3,7 @@
     python run.py --config=configs/ablations/judge_gpt41.py --workdir=/mnt/shared/judge_gpt41
     python run.py --config=configs/ablations/judge_gpt41.py --config.scale=smoke  # on a CPU
 
-Hardware: a slice that holds configs/evolm_qwen3_8b.py, whose other flags (sources, data) apply here too; never run on a
+Hardware: a slice that holds configs/evolm/qwen3_8b.py, whose other flags (sources, data) apply here too; never run on a
 TPU.
 Paper (arXiv 2605.03871): no such row: it changes the judge's family when it evaluates (Table 5), not in training. The
 released code has a config for it.
@@ -12,7 +12,7 @@ Expected: nothing is known; docs/remote.md tells what it costs and how it is cac
 
 from coevo_jax.config import Experiment
 from coevo_jax.config.override import apply_overrides
-from configs.evolm_qwen3_8b import get_config as main
+from configs.evolm.qwen3_8b import get_config as main
 
 CHANGES = (
     "name=judge_gpt41",

@@ -3,7 +3,7 @@
     python run.py --config=configs/ablations/panel_majority.py --workdir=/mnt/shared/panel_majority
     python run.py --config=configs/ablations/panel_majority.py --config.scale=smoke  # on a CPU
 
-Hardware: no plan was compiled for it; the other flags (sources, data) of configs/evolm_qwen3_8b.py apply here too;
+Hardware: v5p-16 by an estimate, no plan compiled; the other flags (sources, data) of configs/evolm/qwen3_8b.py apply here too;
 never run on a TPU.
 Paper (arXiv 2605.03871): Table 22, the row of majority voting, with five judges: RewardBench 2 42.7, JudgeBench 43.8,
 12-task average 66.2. It has no format term.

@@ -3,7 +3,7 @@
     python run.py --config=configs/ablations/panel_margin_kappa_format.py --workdir=/mnt/shared/panel_margin_kappa_format
     python run.py --config=configs/ablations/panel_margin_kappa_format.py --config.scale=smoke  # on a CPU
 
-Hardware: no plan was compiled for it; the other flags (sources, data) of configs/evolm_qwen3_8b.py apply here too;
+Hardware: v5p-16 by an estimate, no plan compiled; the other flags (sources, data) of configs/evolm/qwen3_8b.py apply here too;
 never run on a TPU.
 Paper (arXiv 2605.03871): Eq. 9 with weights 0.5, 0.3, 0.2 (MAF); Table 22, with five judges: RewardBench 2 45.1,
 JudgeBench 45.7, 12-task average 66.2.

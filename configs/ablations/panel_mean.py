@@ -3,7 +3,7 @@
     python run.py --config=configs/ablations/panel_mean.py --workdir=/mnt/shared/panel_mean
     python run.py --config=configs/ablations/panel_mean.py --config.scale=smoke  # on a CPU
 
-Hardware: no plan was compiled for it; the other flags (sources, data) of configs/evolm_qwen3_8b.py apply here too;
+Hardware: v5p-16 by an estimate, no plan compiled; the other flags (sources, data) of configs/evolm/qwen3_8b.py apply here too;
 never run on a TPU.
 Paper (arXiv 2605.03871): Eq. 9 with weights 0.7, 0.3, 0 (MF); Table 22, with five judges: RewardBench 2 46.2,
 JudgeBench 49.3, 12-task average 66.4. Its five judges are Qwen3-1.7B, Llama-3.2-1B-Instruct, OLMo-2-1B-Instruct,
@@ -16,7 +16,7 @@ panel/agreement.
 import dataclasses
 
 from coevo_jax.config import Experiment, PanelConfig, Sampling
-from configs.evolm_qwen3_8b import get_config as main
+from configs.evolm.qwen3_8b import get_config as main
 
 
 def get_config() -> Experiment:

@@ -3,7 +3,7 @@
     python run.py --config=configs/ablations/panel_mean_minus_variance.py --workdir=/mnt/shared/panel_mean_minus_variance
     python run.py --config=configs/ablations/panel_mean_minus_variance.py --config.scale=smoke  # on a CPU
 
-Hardware: no plan was compiled for it; the other flags (sources, data) of configs/evolm_qwen3_8b.py apply here too;
+Hardware: v5p-16 by an estimate, no plan compiled; the other flags (sources, data) of configs/evolm/qwen3_8b.py apply here too;
 never run on a TPU.
 Paper (arXiv 2605.03871): Eq. 10 (BA); Table 22, with five judges: RewardBench 2 45.7, JudgeBench 50.4, 12-task average
 67.7. It has no format term.

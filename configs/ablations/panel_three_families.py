@@ -3,7 +3,7 @@
     python run.py --config=configs/ablations/panel_three_families.py --workdir=/mnt/shared/panel_three_families
     python run.py --config=configs/ablations/panel_three_families.py --config.scale=smoke  # on a CPU
 
-Hardware: no plan was compiled for it; the other flags (sources, data) of configs/evolm_qwen3_8b.py apply here too;
+Hardware: v5p-16 by an estimate, no plan compiled; the other flags (sources, data) of configs/evolm/qwen3_8b.py apply here too;
 never run on a TPU.
 Paper (arXiv 2605.03871): no row of three; its five judges (configs/ablations/panel_mean.py) are of four families.
 Expected: an answer is no longer scored high for one family's habits.
@@ -12,7 +12,7 @@ Expected: an answer is no longer scored high for one family's habits.
 import dataclasses
 
 from coevo_jax.config import Experiment, PanelConfig, Sampling
-from configs.evolm_qwen3_8b import get_config as main
+from configs.evolm.qwen3_8b import get_config as main
 
 
 def get_config() -> Experiment:

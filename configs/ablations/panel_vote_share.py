@@ -3,7 +3,7 @@
     python run.py --config=configs/ablations/panel_vote_share.py --workdir=/mnt/shared/panel_vote_share
     python run.py --config=configs/ablations/panel_vote_share.py --config.scale=smoke  # on a CPU
 
-Hardware: no plan was compiled for it; the other flags (sources, data) of configs/evolm_qwen3_8b.py apply here too;
+Hardware: v5p-16 by an estimate, no plan compiled; the other flags (sources, data) of configs/evolm/qwen3_8b.py apply here too;
 never run on a TPU.
 Paper (arXiv 2605.03871): Eq. 10 without the term of agreement; no row.
 Expected: three values instead of two: more usable groups than with a majority.

@@ -4,7 +4,7 @@ term.
     python run.py --config=configs/ablations/reward_dealbreaker_binary.py --workdir=/mnt/shared/reward_dealbreaker_binary
     python run.py --config=configs/ablations/reward_dealbreaker_binary.py --config.scale=smoke  # on a CPU
 
-Hardware: a slice that holds configs/evolm_qwen3_8b.py, whose other flags (sources, data) apply here too; never run on
+Hardware: a slice that holds configs/evolm/qwen3_8b.py, whose other flags (sources, data) apply here too; never run on
 a TPU.
 Paper (arXiv 2605.03871): Table 15: RewardBench 2 37.9, JudgeBench 46.5, 12-task average 69.5.
 Expected: fewer usable groups than with the margin: rubrics of a group that rank a pair alike earn the same. Nothing
@@ -13,7 +13,7 @@ asks for a valid rubric but that an invalid one earns 0.
 
 from coevo_jax.config import Experiment
 from coevo_jax.config.override import apply_overrides
-from configs.evolm_qwen3_8b import get_config as main
+from configs.evolm.qwen3_8b import get_config as main
 
 CHANGES = (
     "name=reward_dealbreaker_binary",

@@ -3,7 +3,7 @@
     python run.py --config=configs/ablations/reward_long_binary_format.py --workdir=/mnt/shared/reward_long_binary_format
     python run.py --config=configs/ablations/reward_long_binary_format.py --config.scale=smoke  # on a CPU
 
-Hardware: a slice that holds configs/evolm_qwen3_8b.py, whose other flags (sources, data) apply here too; never run on
+Hardware: a slice that holds configs/evolm/qwen3_8b.py, whose other flags (sources, data) apply here too; never run on
 a TPU.
 Paper (arXiv 2605.03871): no such row: Table 15 ablates prompt, margin and format one after the other. It completes the
 grid.
@@ -12,7 +12,7 @@ Expected: fewer usable groups than with the margin: rubrics of a group that rank
 
 from coevo_jax.config import Experiment
 from coevo_jax.config.override import apply_overrides
-from configs.evolm_qwen3_8b import get_config as main
+from configs.evolm.qwen3_8b import get_config as main
 
 CHANGES = (
     "name=reward_long_binary_format",

@@ -3,7 +3,7 @@
     python run.py --config=configs/ablations/reward_separation.py --workdir=/mnt/shared/reward_separation
     python run.py --config=configs/ablations/reward_separation.py --config.scale=smoke  # on a CPU
 
-Hardware: a slice that holds configs/evolm_qwen3_8b.py, whose other flags (sources, data) apply here too; never run on
+Hardware: a slice that holds configs/evolm/qwen3_8b.py, whose other flags (sources, data) apply here too; never run on
 a TPU.
 Paper (arXiv 2605.03871): not in its tables; the released code has it for one of its trainers.
 Expected: between binary and margin in usable groups.
@@ -11,7 +11,7 @@ Expected: between binary and margin in usable groups.
 
 from coevo_jax.config import Experiment
 from coevo_jax.config.override import apply_overrides
-from configs.evolm_qwen3_8b import get_config as main
+from configs.evolm.qwen3_8b import get_config as main
 
 CHANGES = (
     "name=reward_separation",

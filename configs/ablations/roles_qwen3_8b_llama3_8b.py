@@ -3,7 +3,7 @@
     python run.py --config=configs/ablations/roles_qwen3_8b_llama3_8b.py --workdir=/mnt/shared/roles_qwen3_8b_llama3_8b
     python run.py --config=configs/ablations/roles_qwen3_8b_llama3_8b.py --config.scale=smoke  # on a CPU
 
-Hardware: no plan was compiled for it; the other flags (sources, data) of configs/evolm_qwen3_8b.py apply here too;
+Hardware: v5p-16 by an estimate, no plan compiled; the other flags (sources, data) of configs/evolm/qwen3_8b.py apply here too;
 never run on a TPU.
 Paper (arXiv 2605.03871): no such row. The released code has a config for it.
 Expected: nothing is known.
@@ -11,7 +11,7 @@ Expected: nothing is known.
 
 from coevo_jax.config import Experiment
 from coevo_jax.config.override import apply_overrides
-from configs.evolm_qwen3_8b import get_config as main
+from configs.evolm.qwen3_8b import get_config as main
 
 CHANGES = (
     "name=roles_qwen3_8b_llama3_8b",

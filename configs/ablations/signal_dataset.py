@@ -3,7 +3,7 @@
     python run.py --config=configs/ablations/signal_dataset.py --workdir=/mnt/shared/signal_dataset
     python run.py --config=configs/ablations/signal_dataset.py --config.scale=smoke  # on a CPU
 
-Hardware: a slice that holds configs/evolm_qwen3_8b.py, whose other flags (sources, data) apply here too; never run on a
+Hardware: a slice that holds configs/evolm/qwen3_8b.py, whose other flags (sources, data) apply here too; never run on a
 TPU.
 Paper (arXiv 2605.03871): no row; its released code names such a mode and cannot start it. The data are its training
 set's own columns.
@@ -12,7 +12,7 @@ Expected: a signal that stays as it is while the policy moves away from both ans
 
 from coevo_jax.config import Experiment
 from coevo_jax.config.override import apply_overrides
-from configs.evolm_qwen3_8b import get_config as main
+from configs.evolm.qwen3_8b import get_config as main
 
 CHANGES = (
     "name=signal_dataset",

@@ -4,8 +4,8 @@ trains on.
     python run.py --config=configs/ablations/transfer_mistral_7b.py --workdir=/mnt/shared/transfer_mistral_7b
     python run.py --config=configs/ablations/transfer_mistral_7b.py --config.scale=smoke  # on a CPU
 
-Hardware: no plan was compiled for it; /mnt/shared/evolm is the main run's folder; the other flags (sources, data) of
-configs/evolm_qwen3_8b.py apply here too; never run on a TPU.
+Hardware: v5p-16 by an estimate, no plan compiled; /mnt/shared/evolm is the main run's folder; the other flags (sources, data) of
+configs/evolm/qwen3_8b.py apply here too; never run on a TPU.
 Paper (arXiv 2605.03871): no such row; Table 4 has Qwen3-4B and Llama-3.1-8B. The released code has a config for it.
 Expected: gains of a policy that the generator never saw; beside configs/baselines/qwen3_8b_prompted.py they say what
 the generator has learnt.
@@ -13,7 +13,7 @@ the generator has learnt.
 
 from coevo_jax.config import Experiment
 from coevo_jax.config.override import apply_overrides
-from configs.evolm_qwen3_8b import get_config as main
+from configs.evolm.qwen3_8b import get_config as main
 
 CHANGES = (
     "name=transfer_mistral_7b",

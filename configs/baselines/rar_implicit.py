@@ -4,13 +4,13 @@ The paper's rubrics are written before training and beside a reference: for thos
     python run.py --config=configs/baselines/rar_implicit.py --workdir=/mnt/shared/rar_implicit \
         --config.policy.source=/models/Qwen3-8B --config.judge.source=/models/Qwen3-1.7B --config.data.prompts=tulu3_prompts.jsonl
 
-Data, policy and updates: those of configs/evolm_qwen3_8b.py. Hardware: a v5p-16 or v4-32 slice; never run on a TPU.
+Data, policy and updates: those of configs/evolm/qwen3_8b.py. Hardware: a v5p-16 or v4-32 slice; never run on a TPU.
 Expected by the paper: 12-task average 67.5, with GPT-4.1 as the writer (its App. A.6; generator.* as in gpt41_prompted.py).
 """
 
 from coevo_jax.config import Experiment
 from coevo_jax.config.override import apply_overrides
-from configs.evolm_qwen3_8b import get_config as main
+from configs.evolm.qwen3_8b import get_config as main
 
 
 def get_config() -> Experiment:

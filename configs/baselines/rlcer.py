@@ -11,7 +11,7 @@ Expected: no number in the paper, whose row is the evolving variant (rlcer_evolv
 
 from coevo_jax.config import Experiment
 from coevo_jax.config.override import apply_overrides
-from configs.evolm_qwen3_8b import get_config as main
+from configs.evolm.qwen3_8b import get_config as main
 
 
 def get_config() -> Experiment:

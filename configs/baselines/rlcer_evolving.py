@@ -11,7 +11,7 @@ Expected by the paper: RewardBench 2 45.0, JudgeBench 49.2, 12-task average 66.7
 
 from coevo_jax.config import Experiment
 from coevo_jax.config.override import apply_overrides
-from configs.evolm_qwen3_8b import get_config as main
+from configs.evolm.qwen3_8b import get_config as main
 
 
 def get_config() -> Experiment:

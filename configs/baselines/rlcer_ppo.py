@@ -12,7 +12,7 @@ Expected by that paper (8B): AIME24 34.79 to 37.50, AIME25 32.50 to 33.33, AMC 8
 
 from coevo_jax.config import Experiment
 from coevo_jax.config.override import apply_overrides
-from configs.evolm_qwen3_8b import get_config as main
+from configs.evolm.qwen3_8b import get_config as main
 
 
 def get_config() -> Experiment:

@@ -4,14 +4,14 @@ policy under the frozen generator.
     python run.py --config=configs/baselines/sequential_rc.py --workdir=/mnt/shared/sequential_rc \
         --config.policy.source=/models/Qwen3-8B --config.judge.source=/models/Qwen3-1.7B --config.data.prompts=tulu3_prompts.jsonl
 
-Data, policy and updates: those of configs/evolm_qwen3_8b.py. Hardware: two models, so sized as
-configs/evolm_qwen3_8b_two_models.py, for v4:2x2x4; never run on a TPU.
+Data, policy and updates: those of configs/evolm/qwen3_8b.py. Hardware: two models, so sized as
+configs/evolm/two_models.py, for v4:2x2x4; never run on a TPU.
 Expected by the paper: RewardBench 2 46.0, JudgeBench 42.2 (the rubrics); 12-task average 68.3 (the policy).
 """
 
 from coevo_jax.config import Experiment
 from coevo_jax.config.override import apply_overrides
-from configs.evolm_qwen3_8b import get_config as main
+from configs.evolm.qwen3_8b import get_config as main
 
 
 def get_config() -> Experiment:

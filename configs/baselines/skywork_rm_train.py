@@ -13,7 +13,7 @@ public recipes at this size.
 
 from coevo_jax.config import Experiment
 from coevo_jax.config.override import apply_overrides
-from configs.evolm_qwen3_8b import get_config as main
+from configs.evolm.qwen3_8b import get_config as main
 
 
 def get_config() -> Experiment:

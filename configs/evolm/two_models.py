@@ -1,6 +1,6 @@
-"""The main experiment (evolm_qwen3_8b) with two models: the rubric generator has weights and an optimizer of its own.
+"""The main experiment (qwen3_8b.py) with two models: the rubric generator has weights and an optimizer of its own.
 
-    python run.py --config=configs/evolm_qwen3_8b_two_models.py --workdir=/mnt/shared/evolm_two \
+    python run.py --config=configs/evolm/two_models.py --workdir=/mnt/shared/evolm_two \
         --config.policy.source=/models/Qwen3-8B --config.judge.source=/models/Qwen3-1.7B --config.data.prompts=tulu3_prompts.jsonl
 
 Hardware: fits v4:2x2x4 by its plan (docs/performance.md); it was never run on a TPU.
@@ -9,9 +9,8 @@ Expected by the paper (Table 17): RewardBench 2 48.4, JudgeBench 45.7, 12-task a
 
 import dataclasses
 
-from evolm_qwen3_8b import get_config as main
-
 from coevo_jax.config import Experiment, GeneratorConfig
+from configs.evolm.qwen3_8b import get_config as main
 
 
 def get_config() -> Experiment:

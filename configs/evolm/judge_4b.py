@@ -1,6 +1,6 @@
-"""The main experiment (evolm_qwen3_8b) with Qwen3-4B as its judge.
+"""The main experiment (qwen3_8b.py) with Qwen3-4B as its judge.
 
-    python run.py --config=configs/evolm_qwen3_8b_judge_4b.py --workdir=/mnt/shared/evolm_judge_4b \
+    python run.py --config=configs/evolm/judge_4b.py --workdir=/mnt/shared/evolm_judge_4b \
         --config.policy.source=/models/Qwen3-8B --config.judge.source=/models/Qwen3-4B --config.data.prompts=tulu3_prompts.jsonl
 
 Hardware: fits v4:2x2x4 by its plan (docs/performance.md); it was never run on a TPU.
@@ -9,9 +9,8 @@ Expected by the paper (Table 19): RewardBench 2 61.6, JudgeBench 57.3, 12-task a
 
 import dataclasses
 
-from evolm_qwen3_8b import get_config as main
-
 from coevo_jax.config import Experiment
+from configs.evolm.qwen3_8b import get_config as main
 
 
 def get_config() -> Experiment:
