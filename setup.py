@@ -31,6 +31,7 @@ EXTRAS = {
     "eval": ["reasoning-gym>=0.1.20", "matplotlib>=3.9"],
     "bench": ["torch==2.13.0"],
     "tensorboard": ["tensorboardX>=2.6"],
+    "wandb": ["wandb>=0.19"],
 }
 
 setup(

@@ -6,12 +6,12 @@ import io
 import os
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any, TextIO, cast
 
-from coevo_jax.config import ControlConfig
+from coevo_jax.config import ControlConfig, RunConfig
 from coevo_jax.learn.control import alarms
 from coevo_jax.methods.stage import Behind
 from coevo_jax.records.console import Cell, Console
@@ -25,6 +25,7 @@ LINE = {
     "kept": "groups/kept",
     "kl": "kl",
     "tok/s": "sampler/tokens_per_second",
+    "occ": "sampler/occupancy",
 }
 TABLE = {
     "reward": "reward/mean", "reward sd": "reward/std", "valid rubrics": "rubric/valid_share", "margin": "reward/margin/mean",
@@ -34,6 +35,7 @@ TABLE = {
     "s/update": "time/total",
 }  # fmt: skip
 
+SHOWN = 48  # characters of a text in a table of completions
 FEW = 100  # updates of a run too short to show more than movement
 NOISE = """
 So few updates show movement and no more: differences between phases are mostly noise (compare them with the reward's sd), and
@@ -87,6 +89,22 @@ class RunConsole:
             rows = _rows_behind(row, behind, on[name].metric if name in on else "")
             self.note(f"warning: {shown[name]} in update {row['step']}{rows}")
         self._alarms[row["role"]] = set(shown)
+
+    def completions(self, rows: Sequence[Mapping[str, Any]], update: int, cfg: RunConfig) -> None:
+        """Every run.show_every updates a table of a few completions, the highest, the lowest and between, with their rewards."""
+        if cfg.show_every == 0 or update % cfg.show_every or not rows:
+            return
+        ranked = sorted((row for row in rows if row.get("reward") is not None), key=lambda row: -row["reward"]) or list(rows)
+        count = min(cfg.show, len(ranked))
+        picked = [ranked[round(i * (len(ranked) - 1) / max(count - 1, 1))] for i in range(count)]
+        parts = sorted({name for row in picked for name in row.get("parts", {})})
+        header = ["question", "completion", "reward", *parts, "advantage", "finish"]
+        table = [
+            [_line(row.get("question", "")), _line(row.get("completion", "")), row.get("reward"),
+             *(row.get("parts", {}).get(name) for name in parts), row.get("advantage"), row.get("finish", "")]
+            for row in picked
+        ]  # fmt: skip
+        self.console.table(header, table, title=f"completions of update {update}")
 
     def end_stage(self, metrics: Path, name: str, cycle: int) -> None:
         """A stage ends: its table, which counts the updates of earlier processes too."""
@@ -143,6 +161,13 @@ def console_of(process: int, verbose: bool = False) -> RunConsole:
 def peak_gib() -> float:
     """Peak resident memory of this process in GiB; macOS counts it in bytes, Linux in KiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**30 if sys.platform == "darwin" else 2**20)
+
+
+def _line(text: str, width: int = SHOWN) -> str:
+    """The beginning of a text on one line; characters that would move the terminal's cursor as spaces."""
+    plain = "".join(c if c.isprintable() else " " for c in str(text)[: 4 * width])
+    plain = " ".join(plain.split())
+    return plain if len(plain) <= width else plain[: width - 1] + "\u2026"
 
 
 def _rows_behind(row: Mapping[str, Any], behind: Behind, metric: str) -> str:

@@ -91,6 +91,10 @@ class System:
         prepare = MODES[self.cfg.schedule.mode].prepare
         return prepare is None or prepare(self.context, Prepared(folder, updates, self.began, stopped))
 
+    def program_memory(self) -> dict[str, Any]:
+        """Bytes of each sampler program, by engine."""
+        return {f"engine {i}": engine.programs.memory() for i, engine in enumerate(self.engines)}
+
     def open_caches(self, folder: pathlib.Path) -> None:
         """Let the endpoints keep their replies in the run folder."""
         for endpoint in self.endpoints.values():

@@ -31,9 +31,11 @@ from coevo_jax.progress import RunConsole
 from coevo_jax.records.checkpoint import Checkpoints
 from coevo_jax.records.facts import Facts
 from coevo_jax.records.metrics import MetricsWriter
+from coevo_jax.records.profile import Profile
 from coevo_jax.records.rollouts import drop_rollouts_after, write_rollouts
 from coevo_jax.records.run_folder import RunFolder, check_run, open_run
 from coevo_jax.records.tensorboard import Scalars
+from coevo_jax.records.wandb_view import WandbView
 from coevo_jax.startup import check_processes
 from coevo_jax.system import System
 from coevo_jax.watchdog import Watchdog
@@ -58,10 +60,11 @@ class Run:
     folder: RunFolder
     checkpoints: Checkpoints
     metrics: MetricsWriter | None
-    scalars: Scalars
+    views: tuple[Scalars | WandbView, ...]
     console: RunConsole
     watchdog: Watchdog
     stop: threading.Event
+    profile: Profile
     saved: int = 0  # updates in the last checkpoint
 
 
@@ -96,8 +99,12 @@ def train(cfg: Experiment, workdir: str, console: RunConsole | None = None, watc
             if not system.prepare(folder.path, position.updates, stop.is_set):
                 return False
         scalars = Scalars(folder.path / "tensorboard", cfg.run.tensorboard and first, position.updates)
-        stack.callback(scalars.close)
-        run = Run(system, position, folder, checkpoints, metrics, scalars, console, watchdog, stop, position.updates)
+        wandb = WandbView(folder.path, cfg.run.wandb if first else "off", cfg.run.wandb_project, to_dict(cfg))
+        profile = Profile(folder.path, cfg.run.profile)
+        for view in (scalars, wandb, profile):
+            stack.callback(view.close)
+        run = Run(system, position, folder, checkpoints, metrics, (scalars, wandb), console, watchdog, stop, profile,
+                  position.updates)  # fmt: skip
         finished = _run(run)
         if first:
             console.summary(folder.path, finished)
@@ -132,6 +139,7 @@ def _run(run: Run) -> bool:
             step = Step(position.updates, age, stage.cycle, stage.role, stage.policy, position.done)
 
             # ------------------------------------------------------------------------------------------- make a batch
+            run.profile.before(step.update)
             console.mark("batch", step.update)
             watchdog.at("batch")
             batch = stage.make_batch(system.context, step)
@@ -171,9 +179,13 @@ def _run(run: Run) -> bool:
             position.policy_updates[stage.policy] = age + stage.counts_as_policy
             if run.metrics is not None:
                 run.metrics.write(row)
-                run.scalars.write(row)
+                for view in run.views:
+                    view.write(row)
                 console.update(row, position.updates)
                 console.alarms(row, behind, system.cfg.control)
+                console.completions(batch.rollouts, step.update, system.cfg.run)
+            if written := run.profile.after(step.update, system.program_memory):
+                console.note(f"profiler trace and memory of programs: {written}")
             if position.updates % system.cfg.run.save_every == 0 and position.done < stage.updates:
                 _save(run)
         if run.metrics is not None:

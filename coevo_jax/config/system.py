@@ -90,6 +90,11 @@ class RunConfig:
     keep: int = 2
     rollouts_every: int = 1  # updates between dumps
     tensorboard: bool = False
+    wandb: str = "off"  # off | online | offline
+    wandb_project: str = "coevo-jax"
+    show_every: int = 0  # updates between two tables of completions on the console; 0 = none
+    show: int = 4  # rows of one
+    profile: str = ""  # updates to trace with the profiler, FIRST:LAST; '' = none
     compile_cache: str = ""  # folder; '' = the user cache
     dead_after_s: float = 60.0  # several processes: the run ends when one gives no sign of life for so long
     hang_after_s: float = 3600.0  # and when one waits for another for so long; above the longest compile, update or save

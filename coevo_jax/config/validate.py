@@ -62,6 +62,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "optimizer.mu_dtype": DTYPES,
     "update.attention": ("xla", "splash"),
     "update.reference": ("device", "host"),
+    "run.wandb": ("off", "online", "offline"),
     "sampler.kv_dtype": (*DTYPES, "int8"),
     "sampler.attention": ("xla", "pallas"),
     "mesh.train": ("tensor", "fsdp", "context"),
@@ -81,7 +82,7 @@ RANGES: dict[str, tuple[float, float]] = {
             *("update.max_segments", "update.rows_per_micro", "update.logprob_chunk", "sampler.slots", "sampler.max_prompt"),
             *("sampler.max_new", "sampler.steps_per_dispatch", "sampler.prefill_tokens", "mesh.tensor"),
             *("sampler.heads", "sampler.check_every", "sampler.share_least"),
-            *("run.save_every", "run.keep", "run.rollouts_every"),
+            *("run.save_every", "run.keep", "run.rollouts_every", "run.show"),
         ),
         (1, math.inf),
     ),
@@ -564,6 +565,12 @@ def _check_run(cfg: Experiment) -> None:
     found = not cfg.run.tensorboard or importlib.util.find_spec("tensorboardX") is not None
     _require(found, "run.tensorboard=true needs the package tensorboardX", "run.tensorboard",
              "pip install 'coevo-jax[tensorboard]', or run.tensorboard=false")  # fmt: skip
+    found = cfg.run.wandb == "off" or importlib.util.find_spec("wandb") is not None
+    _require(found, f"run.wandb={cfg.run.wandb} needs the package wandb", "run.wandb",
+             "pip install 'coevo-jax[wandb]', or run.wandb=off")  # fmt: skip
+    window = cfg.run.profile.split(":") if cfg.run.profile else ["0"]
+    ok = len(window) <= 2 and all(part.isdecimal() for part in window) and int(window[0]) <= int(window[-1])
+    _require(ok, f"run.profile={cfg.run.profile!r} is no window of updates", "run.profile", "FIRST:LAST, such as 3:4")
 
 
 COMPAT_REASONS: dict[str, str] = {

@@ -33,6 +33,18 @@ class Programs:
     def __contains__(self, key: Hashable) -> bool:
         return key in self._built
 
+    def memory(self) -> dict[str, dict[str, int]]:
+        """Bytes of each executable by its key: arguments, results, those of them in one place, and temporaries."""
+        out = {}
+        for key, built in self._built.items():
+            found = built.memory_analysis()
+            if found is not None:
+                out[str(key)] = {
+                    "arguments": found.argument_size_in_bytes, "results": found.output_size_in_bytes,
+                    "aliased": found.alias_size_in_bytes, "temporaries": found.temp_size_in_bytes,
+                }  # fmt: skip
+        return out
+
     def get(self, key: Hashable, function: Callable[..., Any], args: tuple[Any, ...], **jit_options: Any) -> Any:
         """The executable for `key`; the first time, `function` is lowered for the shapes of `args` and compiled."""
         if self._pool is not None:
