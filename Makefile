@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 RUN ?= runs/smollm2_demo
 PYTEST := $(PY) -m pytest -q
 
-.PHONY: demo test test-all lint types fetch install install-all install-browser clean
+.PHONY: demo test test-all lint types fetch install install-all install-browser docs clean
 
 demo: fetch  ## co-evolve the embedded model for two cycles
 	$(PY) run.py --config=configs/smollm2_demo.py --workdir=$(RUN)
@@ -41,6 +41,10 @@ install-all: $(VENV)/.installed-all
 $(VENV)/.installed-all: setup.py $(VENV)/.installed
 	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[tpu]'
 	@touch $@
+
+docs: $(VENV)/.installed  ## the site, into build/site; a warning is an error
+	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	$(PY) -m mkdocs build --quiet
 
 install-browser: $(VENV)/.installed  ## what the report's browser tests need: Chromium from Debian where root may install, and the extra
 	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; }

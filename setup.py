@@ -32,6 +32,7 @@ EXTRAS = {
     "bench": ["torch==2.13.0"],
     "tensorboard": ["tensorboardX>=2.6"],
     "wandb": ["wandb>=0.19"],
+    "docs": ["mkdocs>=1.6"],
 }
 
 setup(
