@@ -132,7 +132,7 @@ def alarms_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def flags_of(row: dict[str, Any]) -> list[str]:
     """What a reader filters rows by: failed, truncated, invalid, tie, untrained."""
     verdicts = list(verdicts_of(row))
-    flags = ["failed"] if any(v["status"] != "ok" for v in verdicts) or row.get("reward") is None else []
+    flags = ["failed"] if any(v["status"] != "ok" for v in verdicts) or row.get("reward", 0.0) is None else []
     flags += ["truncated"] if row.get("finish") == "length" else []
     flags += ["invalid"] if row.get("rubric_status", "ok") != "ok" else []
     parts = row.get("parts") or {}

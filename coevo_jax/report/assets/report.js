@@ -320,11 +320,12 @@ function oneUpdate(update, rows, last) {
   return el("details", { open: state.update !== null || state.filter !== "" || rows[0].update === state.b || last }, el("summary", null, `Update ${update}: ${[...new Set(rows.map((r) => r.role))].join(", ")}, ${rows.length} rows, reward ${num(Math.min(...rows.map((r) => r.reward ?? Infinity)))} to ${num(Math.max(...rows.map((r) => r.reward ?? -Infinity)))}`),
     rows.map((r) => oneRow(r)));
 }
-const KNOWN = ["update", "role", "slot", "group", "sample", "completion", "finish", "reward", "parts", "advantage", "trained", "flags", "criteria", "rubric", "pair"];
+const KNOWN = ["update", "role", "slot", "group", "sample", "completion", "answers", "finish", "reward", "parts", "advantage", "trained", "flags", "criteria", "rubric", "pair"];
 function oneRow(r) {
   const parts = Object.entries(r.parts || {}).map(([n, v]) => `${n} ${num(v)}`).join(", ");
   const out = [el("p", null, el("strong", null, `${r.role}, group ${r.group}, sample ${r.sample}: reward ${num(r.reward)}`), ` (${parts || "no parts"}), advantage ${num(r.advantage)} `, tags(r.flags)),
-    el("h3", null, r.role === "rubric" ? "What the generator wrote" : "Answer"), el("pre", { tabindex: "0", dir: "auto" }, r.completion)];
+    ...(r.completion === undefined ? [] : [el("h3", null, r.role === "rubric" ? "What the generator wrote" : "Answer"), el("pre", { tabindex: "0", dir: "auto" }, r.completion)]),
+    ...(r.answers || []).flatMap((text, i) => [el("h3", null, `Answer ${i + 1}`), el("pre", { tabindex: "0", dir: "auto" }, text)])];
   if (r.rubric) out.push(el("details", null, el("summary", null, "The rubric that it was judged by"), el("pre", { tabindex: "0", dir: "auto" }, r.rubric)));
   if (r.pair) out.push(pair(r.pair));
   for (const [name, value] of Object.entries(r)) {
