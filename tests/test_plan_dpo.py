@@ -20,7 +20,8 @@ from coevo_jax.plan.programs import Planned, programs
 
 MAIN = "configs/evolm/qwen3_8b.py"
 OFFLINE = ("schedule.mode=dpo", "dpo.pairs=64", "dpo.sft_weight=0.2", "update.rows_per_micro=16")
-ITERATED = ("schedule.mode=iterated_dpo", "dpo.pairs=32", "generator.mode=two", "update.rows_per_micro=16")
+ITERATED = ("schedule.mode=iterated_dpo", "dpo.pairs=32", "generator.mode=two", "update.rows_per_micro=16",
+            "sampler.attention=xla")  # fmt: skip
 SMALL = ("update.pack_length=1024", "update.attention=xla", "sampler.attention=xla", "update.remat=full", "dpo.pairs=8")
 
 
