@@ -70,6 +70,8 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True, watchdo
     heldout = make_heldout(cfg, policy, engines, endpoints.get(HELDOUT))
 
     tokenizers = {name: ChatTokenizer.load(model.folder) for name, model in models.items()}
+    streams, warmup_role = make_streams(cfg, tokenizers["policy"], console)
+    cfg = supervised.with_updates(cfg, streams)
     loop = MODES[cfg.schedule.mode].stages(cfg)
     updates = optimizer_steps(cfg, tuple(models))
     lrs = {name: extra[name].lr if name in extra else 0.0 for name in models}
@@ -84,7 +86,6 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True, watchdo
         frozen[HELDOUT] = heldout.params
     voices.setdefault("rubric", voices["policy"])
 
-    streams, warmup_role = make_streams(cfg, tokenizers["policy"], console)
     stages = [*supervised.stages(cfg, warmup_role), *loop]
     pairs = cfg.pairs
     buffer = ReplayBuffer(

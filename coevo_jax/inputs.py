@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from coevo_jax.bench import Seat
 from coevo_jax.config import Experiment
 from coevo_jax.config.several import all_judges, policy_names
-from coevo_jax.data import PromptSet, SlotStream, read_chat, read_pairs, read_prompts
+from coevo_jax.data import PromptSet, SlotStream, read_pairs, read_prompts
 from coevo_jax.errors import UserError
 from coevo_jax.judges import JUDGE_PROMPTS, MODEL_FREE, pairwise
 from coevo_jax.learn.verifiers import check_needs, resolve_verifier
@@ -28,10 +28,10 @@ def make_streams(cfg: Experiment, tokenizer: ChatTokenizer, console: RunConsole)
     """Prompt streams of both roles and of the warm-up; whose weights the warm-up trains."""
     streams: dict[str, SlotStream] = {}
     role = "policy"
-    if cfg.warmup.updates:
-        records = supervised.split_turns(list(read_chat(cfg.warmup.data, key="warmup.data").records))
-        role = "rubric" if "rubric" in records[0] else "policy"
-        streams["warmup"] = SlotStream(PromptSet.of(records, cfg.warmup.data), cfg.warmup.seed, cfg.warmup.batch, "warmup")
+    if cfg.warmup.on:
+        examples = supervised.read(cfg.warmup)
+        role = "rubric" if "rubric" in examples.records[0] else "policy"
+        streams["warmup"] = SlotStream(examples, cfg.warmup.seed, cfg.warmup.batch, "warmup")
     mode = MODES[cfg.schedule.mode]
     if cfg.schedule.mode == "evolm" and cfg.schedule.order == "generator_first" and cfg.generator.mode == "single":
         console.note("note: generator_first with generator.mode=single: training the policy changes the generator's weights too")
@@ -146,7 +146,7 @@ def check_examples(context: Context) -> None:
     if stream is None:
         return
     drawn = {stream.index(slot, count) for slot in range(stream.slots) for count in range(cfg.warmup.updates)}
-    for record in (stream.prompts.records[index] for index in sorted(drawn)):
+    for record in (*(stream.prompts.records[index] for index in sorted(drawn)), *stream.prompts.heldout):
         if (length := supervised.length(context, record)) > cfg.update.pack_length:
             raise UserError(
                 f"the example {record['id']!r} has {length} tokens, and a packed row holds {cfg.update.pack_length}",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -26,6 +26,7 @@ from coevo_jax.learn.preference import (
 )
 from coevo_jax.learn.publish import cast_matrices, make_publish, same_places
 from coevo_jax.learn.reward_model import PairSample, described, make_reward_scores, make_reward_update, pack_pairs
+from coevo_jax.learn.supervised import make_supervised_scores
 from coevo_jax.learn.update import Optimizer, TrainState, init_state, make_logprobs, make_optimizer, make_update, rows_devices
 from coevo_jax.mesh import train_rules
 from coevo_jax.models.load import LoadedModel
@@ -111,6 +112,22 @@ class Learner:
             return self._update_reward(samples)
         if loss == "dpo":
             return self._update_preference(samples, most)
+        if loss == "sft" and self.cfg.warmup.heldout:
+            return self._update_supervised(samples, temperature, most)
+        return self._update_tokens(samples, loss, temperature, most)
+
+    def _update_supervised(self, samples: list[Sample], temperature: float, most: int) -> dict[str, float]:
+        """One update on the examples that are not held out, after a look at those that are."""
+        trained, heldout = ([sample for sample in samples if sample.heldout == aside] for aside in (False, True))
+        seen: dict[str, float] = {}
+        if number := largest([len(heldout)])[0]:
+            rows, scores = self._rows(heldout, self.cfg.update, "sft", number), cast(Any, self.updates["sft_scores"])
+            found = jax.device_get(scores(self.state.params, rows))
+            seen = {f"heldout/{name}": float(value) for name, value in found.items()}
+        return seen | self._update_tokens(trained, "sft", temperature, most)
+
+    def _update_tokens(self, samples: list[Sample], loss: str, temperature: float, most: int) -> dict[str, float]:
+        """One update on completions."""
         cfg = self.cfg.update
         if self.cfg.compat.pack_mean:  # whose rows are means, so what is in a row matters
             cfg = dataclasses.replace(cfg, share_prefix=False)
@@ -159,7 +176,7 @@ class Learner:
         trained, heldout = ([pair for pair in pairs if pair.heldout == aside] for aside in (False, True))
         seen: dict[str, float] = {}
         if any_process(bool(heldout)):
-            scores: Any = self.updates["dpo_scores"]
+            scores = cast(Any, self.updates["dpo_scores"])
             looked = scores(self.state.params, self._pairs(heldout, most_owned(self.cfg.dpo.heldout)))
             seen = {f"heldout/{name}": float(value) for name, value in jax.device_get(looked).items()}
         self.published, self._compared, self._wanted = None, (), ""
@@ -227,14 +244,19 @@ def make_learner(name: str, cfg: Experiment, model: LoadedModel, mesh: Any = Non
     lr = lr or (cfg.generator.lr if name == "rubric" and cfg.generator.lr else cfg.optimizer.lr)
     schedule = cfg.optimizer.schedule if updates else "constant"  # a frozen generator, a supervised run
     optimizer = make_optimizer(dataclasses.replace(cfg.optimizer, lr=lr, schedule=schedule), updates)
-    supervised = dataclasses.replace(cfg.optimizer, lr=cfg.warmup.lr, warmup_steps=0, schedule="constant")
+    warmup = cfg.warmup
+    rise, fall = warmup.warmup_steps, warmup.schedule if warmup.updates else "constant"
+    supervised = make_optimizer(
+        dataclasses.replace(cfg.optimizer, lr=warmup.lr, warmup_steps=rise, schedule=fall), warmup.updates
+    )
     if model.spec.scalar:
         scores = make_reward_scores(model.spec, cfg, mesh)
         functions = {"reward": make_reward_update(model.spec, optimizer, cfg, mesh), "scores": scores}
     else:
         functions = {
             "policy": make_update(model.spec, optimizer, resolve_loss(cfg.loss), cfg, mesh),
-            "sft": make_update(model.spec, make_optimizer(supervised), sft_loss, cfg, mesh),
+            "sft": make_update(model.spec, supervised, sft_loss, cfg, mesh),
+            "sft_scores": make_supervised_scores(model.spec, cfg, mesh),
             "dpo": make_preference_update(model.spec, optimizer, cfg, mesh),
             "dpo_scores": make_preference_scores(model.spec, cfg, mesh),
             "pair_logps": make_reference_logps(model.spec, cfg, mesh),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -164,57 +165,63 @@ def pair_cfg(loss="sigmoid", **update):
     )
 
 
+@functools.cache
+def update_of(cfg, mesh):
+    return make_preference_update(SPEC, make_optimizer(cfg.optimizer), cfg, mesh)
+
+
+@functools.cache
+def reference_of(cfg):
+    return make_reference_logps(SPEC, cfg)
+
+
 def trained(cfg, pairs, mesh=None, devices=1, steps=1):
     params = params_on(mesh)
-    optimizer = make_optimizer(cfg.optimizer)
-    state = init_state(params, optimizer)
+    state = init_state(params, make_optimizer(cfg.optimizer))
     batch = pack_preferences(pairs, cfg.update, devices=devices, most=len(pairs))
-    update = make_preference_update(SPEC, optimizer, cfg, mesh)
     for _ in range(steps):
-        state, metrics = update(state, batch)
+        state, metrics = update_of(cfg, mesh)(state, batch)
     return jax.device_get(state.params), {name: float(x) for name, x in metrics.items()}
 
 
 def with_reference(cfg, pairs):
     """The pairs with log-probs of random weights."""
     batch = pack_preferences(pairs, cfg.update, most=len(pairs), first=5)
-    sums, owner = jax.device_get(make_reference_logps(SPEC, cfg)(params_on(), batch))
+    sums, owner = jax.device_get(reference_of(cfg)(params_on(), batch))
     found = {int(o): float(x) for o, x in zip(owner.ravel(), sums.ravel()) if o >= 0}
     return [dataclasses.replace(p, reference=(found[2 * i], found[2 * i + 1])) for i, p in enumerate(pairs, start=5)]
 
 
 def test_the_first_step_is_ln_2_and_margin_0():
-    """The reference pass packs otherwise than the update, so a rounding is left."""
-    cfg = dataclasses.replace(pair_cfg(), dpo=DpoConfig(beta=0.1))
-    pairs = with_reference(dataclasses.replace(cfg, update=dataclasses.replace(cfg.update, rows_per_micro=6)), some_pairs(7))
-    _, metrics = trained(cfg, pairs)
-    assert metrics["loss"] == pytest.approx(LN2, abs=1e-6) and abs(metrics["rewards/margins"]) < 1e-6
-    _, again = trained(cfg, with_reference(cfg, pairs))
-    assert again["loss"] == np.float32(LN2)
+    """To the bit: the reference pass packs as the update does and runs the same functions."""
+    _, metrics = trained(pair_cfg(), with_reference(pair_cfg(), some_pairs()))
+    assert metrics["loss/preference"] == np.float32(LN2) and metrics["rewards/margins"] == 0.0
+    assert metrics["rewards/accuracies"] == pytest.approx(0.5)
 
 
 def naive(params, pairs, cfg):
-    """The loss of whole, separate rows from full logits."""
+    """The loss of answers in rows of their own, from full logits."""
     from coevo_jax.models.forward import forward, unembed
 
-    def logp(prompt, answer):
-        ids = np.concatenate([prompt, answer])[None]
-        hidden = forward(params, SPEC, ids, np.arange(ids.shape[1], dtype=np.int32)[None], np.ones_like(ids))
-        every = jax.nn.log_softmax(unembed(params, SPEC, hidden)[0])
-        return sum(every[len(prompt) + k - 1, token] for k, token in enumerate(answer))
-
-    total = 0.0
-    for p in pairs:
-        a, b = logp(p.prompt, p.chosen), logp(p.prompt, p.rejected)
-        one = PairLogps(a, b, *(jnp.float32(x) for x in p.reference), jnp.float32(len(p.chosen)), jnp.float32(len(p.rejected)))
-        total += pair_losses(*log_ratios(one, cfg.dpo.loss), cfg.dpo) + cfg.dpo.sft_weight * sft_losses(one)
-    return total / len(pairs)
+    rows = [(p.prompt, answer) for p in pairs for answer in (p.chosen, p.rejected)]
+    T = max(len(a) + len(b) for a, b in rows)
+    ids, segments, weights = np.zeros((len(rows), T), np.int32), np.zeros((len(rows), T), np.int32), np.zeros((len(rows), T - 1))
+    for i, (prompt, answer) in enumerate(rows):
+        n = len(prompt) + len(answer)
+        ids[i, :n], segments[i, :n], weights[i, len(prompt) - 1 : n - 1] = [*prompt, *answer], 1, 1
+    hidden = forward(params, SPEC, ids, np.tile(np.arange(T, dtype=np.int32), (len(rows), 1)), segments)
+    every = jax.nn.log_softmax(unembed(params, SPEC, hidden))[:, :-1]
+    sums = (jnp.take_along_axis(every, ids[:, 1:, None], -1)[..., 0] * weights.astype(np.float32)).sum(-1)
+    n = weights.sum(-1).astype(np.float32)
+    refs = np.asarray([p.reference for p in pairs], np.float32)
+    found = PairLogps(sums[::2], sums[1::2], refs[:, 0], refs[:, 1], n[::2], n[1::2])
+    return (pair_losses(*log_ratios(found, cfg.dpo.loss), cfg.dpo) + cfg.dpo.sft_weight * sft_losses(found)).mean()
 
 
 def test_the_update_is_that_of_separate_answers():
     """Loss and gradient norm of the packed, micro-batched program against jax.grad of the naive loss."""
-    pairs, cfg = some_pairs(4), pair_cfg()
-    loss, grads = jax.value_and_grad(naive)(params_on(), pairs, cfg)
+    pairs, cfg = some_pairs(), pair_cfg()
+    loss, grads = jax.jit(jax.value_and_grad(lambda params: naive(params, pairs, cfg)))(params_on())
     _, metrics = trained(cfg, pairs)
     norm = np.sqrt(sum(float((g.astype(np.float64) ** 2).sum()) for g in jax.tree.leaves(jax.device_get(grads))))
     assert metrics["loss"] == pytest.approx(float(loss), rel=1e-5) and metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
@@ -229,13 +236,15 @@ def test_the_update_is_that_of_separate_answers():
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", ["sigmoid", "robust", "sigmoid_norm", "ipo"])
 def test_packing_micro_batches_and_devices_change_nothing(loss):
-    pairs = with_reference(pair_cfg(), some_pairs(7))
+    pairs = with_reference(pair_cfg(rows_per_micro=6), some_pairs(7))
     params, metrics = trained(pair_cfg(loss, rows_per_micro=2), pairs, steps=2)
     variants = [
         trained(pair_cfg(loss, rows_per_micro=14, pack_length=24), pairs, steps=2),
         trained(pair_cfg(loss, rows_per_micro=2, share_prefix=False), pairs, steps=2),
         trained(pair_cfg(loss, rows_per_micro=8), pairs, mesh_of(2, 2, 2), devices=4, steps=2),
     ]
+    first = trained(pair_cfg("sigmoid", rows_per_micro=2), pairs)[1]
+    assert first["loss/preference"] == pytest.approx(LN2, abs=1e-6), "a reference that was packed otherwise"
     for other, found in variants:
         assert_close(params, other, 2e-5)
         for name, value in metrics.items():
@@ -243,8 +252,8 @@ def test_packing_micro_batches_and_devices_change_nothing(loss):
 
 
 def test_scores_are_those_of_the_update():
-    cfg, pairs = pair_cfg(), some_pairs(5)
+    cfg, pairs = pair_cfg(), some_pairs()
     _, metrics = trained(cfg, pairs)
-    batch = pack_preferences(pairs, dataclasses.replace(cfg.update, rows_per_micro=3), most=5)
+    batch = pack_preferences(pairs, cfg.update, most=len(pairs))
     seen = {name: float(x) for name, x in make_preference_scores(SPEC, cfg)(params_on(), batch).items()}
     assert seen and all(metrics[name] == pytest.approx(x, rel=1e-5, abs=1e-6) for name, x in seen.items())

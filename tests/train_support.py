@@ -153,7 +153,18 @@ def _kept(console: Recorder) -> Callable[..., System]:
 
 _engines: dict[Any, Any] = {}
 _functions: dict[Any, Any] = {}
-UPDATE_KEYS = ("optimizer", "warmup.lr", "loss", "update", "compat", "policy.dtype", "schedule.cycles", "schedule.k")
+UPDATE_KEYS = (
+    "optimizer",
+    "warmup.lr",
+    "warmup.schedule",
+    "warmup.warmup_steps",
+    "loss",
+    "update",
+    "compat",
+    "policy.dtype",
+    "schedule.cycles",
+    "schedule.k",
+)
 
 
 @contextlib.contextmanager
@@ -165,6 +176,9 @@ def shared_programs() -> Iterator[None]:
             mock.patch.object(loading_module, "Engine", _engine(loading_module.Engine)),
             mock.patch.object(learner_module, "make_update", _update(learner_module.make_update)),
             mock.patch.object(learner_module, "make_logprobs", _logprobs(learner_module.make_logprobs)),
+            mock.patch.object(learner_module, "make_preference_update", _pairs(learner_module.make_preference_update, 1)),
+            mock.patch.object(learner_module, "make_preference_scores", _pairs(learner_module.make_preference_scores)),
+            mock.patch.object(learner_module, "make_reference_logps", _pairs(learner_module.make_reference_logps)),
             mock.patch.object(jax, "device_count", lambda: 1),
         ):
             yield
@@ -185,7 +199,15 @@ def _engine(make: Any) -> Any:
 
 def _update(make: Any) -> Any:
     def shared(spec: Any, optimizer: Any, loss: Any, cfg: Experiment, mesh: Any = None) -> Any:
-        key = ("update", spec, loss, mesh, float(optimizer.lr(0)), *(get_at(cfg, name) for name in UPDATE_KEYS))
+        key = (
+            "update",
+            spec,
+            loss,
+            mesh,
+            float(optimizer.lr(0)),
+            float(optimizer.lr(3)),
+            *(get_at(cfg, name) for name in UPDATE_KEYS),
+        )
         if key not in _functions:
             _functions[key] = make(spec, optimizer, loss, cfg, mesh)
         return _functions[key]
@@ -198,6 +220,20 @@ def _logprobs(make: Any) -> Any:
         key = ("logprobs", spec, mesh, cfg.update, cfg.policy.dtype)
         if key not in _functions:
             _functions[key] = make(spec, cfg, mesh)
+        return _functions[key]
+
+    return shared
+
+
+def _pairs(make: Any, optimizers: int = 0) -> Any:
+    """Of programs of preference pairs, which take (spec, [optimizer], cfg, mesh)."""
+
+    def shared(spec: Any, *rest: Any) -> Any:
+        cfg, mesh = rest[optimizers], rest[optimizers + 1]
+        loss = tuple(getattr(cfg.dpo, name) for name in ("loss", "beta", "label_smoothing", "sft_weight"))
+        key = (make.__name__, spec, mesh, cfg.optimizer, cfg.update, cfg.policy.dtype, loss)
+        if key not in _functions:
+            _functions[key] = make(spec, *rest)
         return _functions[key]
 
     return shared

@@ -63,7 +63,7 @@ def check_preference_loss(cfg: Experiment) -> None:
 
 def _check_offline(cfg: Experiment) -> None:
     require(cfg.dpo.data != "", "dpo.data is empty", "dpo.data", "a source of pairs, or 'tiny'")
-    require(cfg.generator.mode == "single" and cfg.warmup.updates == 0, "schedule.mode=dpo trains one policy on given pairs",
+    require(cfg.generator.mode == "single" and not cfg.warmup.on, "schedule.mode=dpo trains one policy on given pairs",
             "generator.mode, warmup.updates",
             "generator.mode=single and warmup.updates=0 (after schedule.mode=sft: policy.source=run:FOLDER)")  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from coevo_jax.config import CriticConfig, Experiment, api_model
+from coevo_jax.config import CriticConfig, Experiment, WarmupConfig, api_model
 from coevo_jax.config.model import API
 from coevo_jax.config.several import require
 
@@ -14,7 +14,7 @@ def check_reward(cfg: Experiment) -> None:
     if cfg.schedule.mode != "reward":
         return
     require(cfg.reward.data != "", "reward.data is empty", "reward.data", "a source of pairs, or 'tiny'")
-    require(cfg.generator.mode == "single" and cfg.warmup.updates == 0,
+    require(cfg.generator.mode == "single" and not cfg.warmup.on,
              "schedule.mode=reward trains one reward model and nothing else", "generator.mode, warmup.updates",
              "generator.mode=single and warmup.updates=0")  # fmt: skip
     require(cfg.update.rows_per_micro >= 2, f"update.rows_per_micro={cfg.update.rows_per_micro} holds no pair of conversations",
@@ -23,6 +23,17 @@ def check_reward(cfg: Experiment) -> None:
     what = f"reward.max_tokens={longest} is above update.pack_length={cfg.update.pack_length}"
     require(longest <= cfg.update.pack_length, what, "reward.max_tokens, update.pack_length",
              f"update.pack_length of at least {longest}")  # fmt: skip
+
+
+def check_warmup(cfg: Experiment) -> None:
+    """Settings of the supervised stage that go against each other, or that nothing reads."""
+    warmup = cfg.warmup
+    what = f"warmup.updates={warmup.updates} and warmup.epochs={warmup.epochs:g} both say how long"
+    require(not (warmup.updates and warmup.epochs), what, "warmup.updates, warmup.epochs", "one of them 0")
+    plain, names = WarmupConfig(), ("schedule", "warmup_steps", "heldout")
+    changed = [name for name in names if getattr(warmup, name) != getattr(plain, name)]
+    require(warmup.on or not changed, f"warmup.{''.join(changed[:1])} would be ignored: there is no supervised stage",
+            f"warmup.{''.join(changed[:1])}, warmup.updates", "warmup.updates or warmup.epochs above 0")  # fmt: skip
 
 
 CHECKING = ("points", "rar_explicit", "criterion_logits", "json_criteria", "oracle")  # protocols with a score a criterion

@@ -76,7 +76,7 @@ ENDPOINTS = {"endpoint.base_url": STAND_IN, "endpoint.key_env": ""}  # of each r
 TURNS = "panel.from_cycle"  # whose cycles come one after another, so that every judge serves
 MOST = {  # kept where they are less
     "warmup.updates": 2, "run.keep": 2, "control.overlong_buffer": 6, "control.heldout_answers": 2,
-    "critic.warmup_updates": 1, "reward.heldout": 4,
+    "critic.warmup_updates": 1, "reward.heldout": 4, "warmup.heldout": 4,
     "dpo.heldout": 4, "dpo.updates": 2, "dpo.compare": 1, "dpo.answers": 2, "dpo.pairs": 4, "dpo.max_tokens": 0,
 }  # fmt: skip
 
@@ -105,6 +105,8 @@ def shrink(cfg: Experiment) -> Experiment:
     cfg = replace_at(cfg, TURNS, tuple(starts.index(start) for start in cfg.panel.from_cycle))
     cycles = 1 if cfg.schedule.order == "generator_first" else max(len(starts), len(cfg.policies) + 1)
     cfg = replace_at(cfg, "schedule.cycles", cycles)
+    if cfg.warmup.epochs:
+        cfg = replace_at(replace_at(cfg, "warmup.epochs", 0.0), "warmup.updates", MOST["warmup.updates"])
     for key, most in MOST.items():
         if key.startswith("dpo.") and cfg.schedule.mode not in DPO_MODES:  # whose settings stay the defaults
             continue

@@ -75,13 +75,25 @@ class ScheduleConfig:
 
 @dataclasses.dataclass(frozen=True)
 class WarmupConfig:
-    """Supervised first stage on chat data; updates = 0 skips it."""
+    """Supervised first stage on chat data, and all of schedule.mode=sft; without updates and epochs there is none.
+
+    An example is one assistant turn with what came before it; each is drawn once an epoch."""
 
     updates: int = 0
+    epochs: float = 0.0  # instead of `updates`: passes over the data
     data: str = "demo"  # chat from sources like those of data.prompts, 'demo' (bundled question and rubric examples) or 'tiny'
     batch: int = 16
     lr: float = 1e-4
+    schedule: str = "constant"  # constant | cosine, which falls to 0 at the end of the stage
+    warmup_steps: int = 0  # first updates, over which the learning rate rises
+    heldout: int = 0  # conversations set aside (the last ones of the seed's order), never trained on
+    eval_every: int = 50  # updates between two looks at them
     seed: int = 0
+
+    @property
+    def on(self) -> bool:
+        """Is there such a stage?"""
+        return self.updates > 0 or self.epochs > 0
 
 
 @dataclasses.dataclass(frozen=True)

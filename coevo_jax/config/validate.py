@@ -9,7 +9,7 @@ from typing import Any
 
 from coevo_jax.config import Experiment, Sampling, api_model
 from coevo_jax.config import check_dpo as dpo
-from coevo_jax.config.check_modes import RUBRIC_FREE, check_control, check_critic, check_reward, check_rlcer
+from coevo_jax.config.check_modes import RUBRIC_FREE, check_control, check_critic, check_reward, check_rlcer, check_warmup
 from coevo_jax.config.endpoints import check_endpoint
 from coevo_jax.config.learn import REMAT_NAMES
 from coevo_jax.config.model import API
@@ -59,6 +59,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "loss.kl_estimator": ("k1", "k2", "k3"),
     "optimizer.name": ("adamw",),
     "optimizer.schedule": ("constant", "cosine"),
+    "warmup.schedule": ("constant", "cosine"),
     "optimizer.mu_dtype": DTYPES,
     "update.attention": ("xla", "splash"),
     "update.reference": ("device", "host"),
@@ -173,6 +174,8 @@ RANGES: dict[str, tuple[float, float]] = {
     ),
     "judge.samples": (1, 64),
     **dpo.RANGES,
+    **dict.fromkeys(("warmup.epochs", "warmup.warmup_steps", "warmup.heldout"), (0, math.inf)),
+    "warmup.eval_every": (1, math.inf),
     **{f"{role}.endpoint.concurrency": (1, 1024) for role in ENDPOINTS},
     **{f"{role}.endpoint.retries": (0, 100) for role in ENDPOINTS},
     **{f"{role}.endpoint.top_logprobs": (2, 20) for role in ENDPOINTS},
@@ -197,7 +200,7 @@ def validate(cfg: Experiment) -> None:
     for key in (*SAMPLINGS, *(f"panel.judges.{i}.sampling" for i in range(len(cfg.panel.judges)))):
         _check_sampling(key, get_at(cfg, key))
     checks = (_check_names, _check_roles, _check_remote, _check_rubric, _check_learn, _check_lengths, _check_pairs, _check_guided)
-    extra = (_check_panel, _check_policies, check_reward, check_rlcer, check_critic, check_control, dpo.check_dpo)
+    extra = (_check_panel, _check_policies, check_reward, check_rlcer, check_critic, check_control, dpo.check_dpo, check_warmup)
     for check in (*checks, _check_judge, *extra, _check_run):
         check(cfg)
 
@@ -317,10 +320,10 @@ def _check_learn(cfg: Experiment) -> None:
     for key in ("optimizer.b1", "optimizer.b2"):
         _require(get_at(cfg, key) < 1, f"{key}=1 is out of range", key, "below 1")
     _require(
-        cfg.schedule.mode != "sft" or cfg.warmup.updates >= 1,
+        cfg.schedule.mode != "sft" or cfg.warmup.on,
         "schedule.mode=sft trains on the warm-up's data, and warmup.updates=0 is no update",
         "schedule.mode, warmup.updates",
-        "warmup.updates of at least 1",
+        "warmup.updates of at least 1, or warmup.epochs above 0",
     )
     own = cfg.schedule.verifier not in ("", PROCEDURAL)
     _require(
@@ -366,7 +369,7 @@ def trains_generator(cfg: Experiment) -> bool:
 def generator_learns(cfg: Experiment) -> bool:
     """Does anything train the generator's weights: rubric updates, or a warm-up on rubrics?"""
     evolving = cfg.schedule.mode == "rlcer" and cfg.schedule.order == "alternate"
-    return trains_generator(cfg) or evolving or cfg.warmup.updates > 0
+    return trains_generator(cfg) or evolving or cfg.warmup.on
 
 
 def _check_lengths(cfg: Experiment) -> None:

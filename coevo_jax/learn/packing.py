@@ -31,6 +31,7 @@ class Sample:
     group: int
     index: int
     truncated: bool = False
+    heldout: bool = False  # supervised data that is only looked at
 
     @property
     def length(self) -> int:

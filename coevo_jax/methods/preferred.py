@@ -135,7 +135,7 @@ def label_batch(ctx: Context, step: Step, label: Label, role: str, keep: bool = 
     """Draw, judge in both orders, keep agreed pairs with their log-probs under the weights of now. No samples to train on."""
     facts = Facts()
     store = ctx.stores[pairs_store(role)]
-    if any(record["cycle"] != step.cycle for slot in ctx.slots for record in store.of(slot)):
+    if keep and any(record["cycle"] != step.cycle for slot in ctx.slots for record in store.of(slot)):
         store.clear()  # of the iteration before: its reference is not this one's
     drafts = _draw(ctx, step, role, facts) if keep else []
     compared = _compared(ctx, step, role, drafts)

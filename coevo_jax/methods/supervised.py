@@ -5,13 +5,17 @@ Every assistant turn is one sample: the turns before it are the prompt, and the 
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from coevo_jax.config import Experiment
+from coevo_jax.config import Experiment, WarmupConfig
+from coevo_jax.data import PromptSet, SlotStream, read_chat
 from coevo_jax.distributed import own
+from coevo_jax.errors import UserError
 from coevo_jax.learn.packing import Sample
 from coevo_jax.methods.context import Context
 from coevo_jax.methods.stage import Batch, Stage, Step
@@ -26,18 +30,41 @@ def stages(cfg: Experiment, role: str = "rubric") -> list[Stage]:
 
 def sft_batch(ctx: Context, step: Step) -> Batch:
     """The next `warmup.batch` examples of the seeded order, as far as they are this process's."""
-    samples = []
-    for index in own(ctx.cfg.warmup.batch):
-        prompt, completion = _encode(ctx, ctx.streams["warmup"].next(index))
-        zeros = np.zeros(len(completion), np.float32)
-        samples.append(
-            Sample(prompt=prompt, completion=completion, sampler_logp=zeros, advantage=1.0, group=index, index=0, truncated=False)
-        )
+    cfg, stream = ctx.cfg.warmup, ctx.streams["warmup"]
+    samples = [_sample(ctx, stream.next(index), index) for index in own(cfg.batch)]
     lengths = [len(s.completion) for s in samples]
     facts = Facts()
     facts.mean("completions/length/mean", lengths)
     facts.total("tokens/completion", sum(lengths))
+    facts.add("most", "epoch", [(step.within + 1) * cfg.batch / len(stream.prompts)])
+    aside = stream.prompts.heldout if step.within % cfg.eval_every == 0 else ()
+    samples += [dataclasses.replace(_sample(ctx, aside[i], i), heldout=True) for i in own(len(aside))]
     return Batch(samples, facts, [])
+
+
+def _sample(ctx: Context, record: dict[str, Any], group: int) -> Sample:
+    prompt, completion = _encode(ctx, record)
+    return Sample(prompt, completion, np.zeros(len(completion), np.float32), advantage=1.0, group=group, index=0)
+
+
+def with_updates(cfg: Experiment, streams: Mapping[str, SlotStream]) -> Experiment:
+    """warmup.epochs as the number of updates that it is, once the data is read."""
+    if not cfg.warmup.epochs:
+        return cfg
+    updates = max(1, round(cfg.warmup.epochs * len(streams["warmup"].prompts) / cfg.warmup.batch))
+    return dataclasses.replace(cfg, warmup=dataclasses.replace(cfg.warmup, updates=updates, epochs=0.0))
+
+
+def read(cfg: WarmupConfig) -> PromptSet:
+    """The examples of warmup.data: one an assistant turn. warmup.heldout conversations are set aside whole."""
+    found = list(read_chat(cfg.data, key="warmup.data").records)
+    if cfg.heldout >= len(found):
+        raise UserError(f"warmup.heldout={cfg.heldout} leaves nothing of {len(found)} conversations", where="warmup.heldout",
+                        expected=f"at most {len(found) - 1}")  # fmt: skip
+    order = np.random.RandomState(cfg.seed % 2**32).permutation(len(found))
+    aside = {int(i) for i in order[len(order) - cfg.heldout :]} if cfg.heldout else set[int]()
+    kept = PromptSet.of(split_turns([record for i, record in enumerate(found) if i not in aside]), cfg.data)
+    return dataclasses.replace(kept, heldout=tuple(split_turns([found[i] for i in sorted(aside)])))
 
 
 def length(ctx: Context, record: dict[str, Any]) -> int:

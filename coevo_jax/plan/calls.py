@@ -40,6 +40,8 @@ def calls(s: Slice, criteria: float = 5) -> list[Call]:
         return []
     if mode == "verifiable":
         return [Call("answer", "policy", (P * G, 0), (P, 0))]
+    if mode == "iterated_dpo":
+        return _labelling(s, criteria)
     found = _rlcer(s, P, G) if mode == "rlcer" else _evolm(s, P, G)
     found += _verdicts(s, criteria, (P * G * G, 0) if mode == "rlcer" else (P * G, 2 * P * G))
     return [call for call in found if any(call.counts)]
@@ -51,6 +53,15 @@ def _rlcer(s: Slice, P: int, G: int) -> list[Call]:
         Call("answer", "policy", (P * G, 0), (P, 0)),
         Call("rubric", s.owner("rubric" if "rubric" in s.trained else "policy"), (P * G, 0), (P * G, 0)),
     ]
+
+
+def _labelling(s: Slice, criteria: float) -> list[Call]:
+    """Of iterated DPO: answers, one rubric a question, both orders of a pair (or both of its answers) judged."""
+    P, answers, cfg = s.cfg.schedule.prompts, s.cfg.schedule.prompts * s.cfg.dpo.answers, s.cfg
+    out = [Call("answer", "policy", (answers, 0), (P, 0))]
+    if cfg.rubric.source == "generator" and not api_model(cfg.generator.source):
+        out.append(Call("rubric", s.owner("rubric"), (P, 0), (P, 0)))
+    return out + _verdicts(s, criteria, (answers, 0))
 
 
 def _evolm(s: Slice, P: int, G: int) -> list[Call]:

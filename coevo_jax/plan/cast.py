@@ -19,8 +19,8 @@ from coevo_jax.models.load import critic_source
 from coevo_jax.models.spec import ModelSpec
 from coevo_jax.sampler.engine import Engine
 
-JUDGED = ("evolm", "rlcer")  # modes with a judge
-PLANNED = (*JUDGED, "verifiable", "reward")
+JUDGED = ("evolm", "rlcer", "iterated_dpo")  # modes with a judge
+PLANNED = (*JUDGED, "verifiable", "reward", "dpo")
 MODEL_FREE = ("oracle", "random")  # judge protocols
 HELDOUT = "heldout_judge"
 
@@ -65,7 +65,7 @@ class Slice:
     @property
     def samples(self) -> bool:
         """Does the run draw anything?"""
-        return self.cfg.schedule.mode != "reward"
+        return self.cfg.schedule.mode not in ("reward", "dpo")
 
     # ------------------------------------------------------------------------------------------------------ trained
 

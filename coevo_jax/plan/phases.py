@@ -11,6 +11,7 @@ import math
 import jax.numpy as jnp
 
 from coevo_jax import aot
+from coevo_jax.config.check_dpo import USERS as DPO_MODES
 from coevo_jax.learn.publish import same_places
 from coevo_jax.learn.update import rows_devices
 from coevo_jax.mesh import mesh_axes
@@ -69,7 +70,7 @@ def residents(s: Slice) -> dict[str, int]:
         out |= _state(s, role, spec)
         if not s.samples:
             continue
-        if s.cfg.loss.kl_weight > 0 and s.cfg.update.reference == "device":
+        if s.cfg.loss.kl_weight > 0 and s.cfg.update.reference == "device" and s.cfg.schedule.mode not in DPO_MODES:
             out[f"{role} reference"] = device_bytes(reference_params(s, spec))
         shared = s.cfg.policy.dtype == s.cfg.policy.param_dtype and same_places(spec, s.rules, s.mesh)
         out[f"{role} decode copy"] = 0 if shared else device_bytes(ahead.weights(spec, s.mesh, s.cfg.policy.dtype))
@@ -149,7 +150,7 @@ def phases(s: Slice, compiled: dict[str, Program]) -> list[Phase]:
         title = f"judging: {kind}" if role in s.judges else NAMES.get(kind, kind)
         title += "" if role == "judge" else f" ({role})"
         out.append(Phase(title, name, program.memory.peak, beside(s, name, alive), budget))
-    order = ("rollout", "judging", "reference", "old", "values", "update", "publish")
+    order = ("rollout", "judging", "reference", "pair", "old", "values", "update", "publish")
     return sorted(out, key=lambda p: next(i for i, word in enumerate(order) if p.name.startswith(word)))
 
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from coevo_jax.config.check_dpo import USERS as DPO_MODES
 from coevo_jax.critic import critic_optimizer
 from coevo_jax.learn.critic import ValueBatch, make_critic_update, make_estimate
 from coevo_jax.learn.losses import resolve_loss
@@ -234,6 +235,10 @@ def programs(s: Slice) -> dict[str, Callable[[], Planned]]:
 
 def _training(s: Slice, role: str, spec: ModelSpec) -> dict[str, Callable[[], Planned]]:
     cfg = s.cfg
+    if cfg.schedule.mode in DPO_MODES:
+        from coevo_jax.plan.preference import preference_programs  # which is made of what is here
+
+        return preference_programs(s, role, spec)
     out: dict[str, Callable[[], Planned]] = {f"{role} update": functools.partial(update_program, s, spec, role)}
     if not s.samples:
         return out

@@ -24,6 +24,7 @@ from coevo_jax.plan.calls import Call, calls, has_steps
 from coevo_jax.plan.cast import Slice
 from coevo_jax.plan.compiled import Compiled, Program
 from coevo_jax.plan.lengths import Drain, Lengths, drain_of, lognormal_lengths
+from coevo_jax.plan.preference import on_pairs, passes
 
 TEMPLATE = 200  # tokens that a prompt template adds
 
@@ -206,7 +207,7 @@ def model_step(s: Slice, compiled: dict[str, Program], work: Workload) -> Step:
         role, kind = name.split(" ", 1)
         if kind in ("prefill", "decode", "scoring") or role.startswith("policy_"):
             continue
-        runs = {"update": cfg.update.inner_iterations}.get(kind, 1)
+        runs = passes(cfg, kind)
         if kind == "publish":
             figures[name] = figures_of(program, s, runs=(1, 1))
             seconds = figures[name].seconds, figures[name].seconds
@@ -310,6 +311,7 @@ def _add(figures: dict[str, Figures], program: Program, s: Slice, i: int, runs: 
 def trained_rows(s: Slice, work: Workload) -> tuple[Rows, Rows]:
     """Packed rows of a policy update and of a rubric update (reward models: of pairs of conversations, twice)."""
     count = 2 * s.cfg.reward.pairs if s.cfg.schedule.mode == "reward" else s.cfg.schedule.prompts * s.cfg.schedule.group
+    count = 2 * s.cfg.dpo.pairs if on_pairs(s.cfg) else count
     answers = packed_rows(s, text_lengths(s, work, "answer", count))
     return answers, packed_rows(s, text_lengths(s, work, "rubric", count)) if s.samples else answers
 
