@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -65,6 +64,7 @@ class ChatAsk:
     sampling: Sampling
     n: int = 1
     seed: int = 0
+    logprobs: bool = False  # are the tokens to be listed?
     top_logprobs: int = 0
 
 
@@ -188,11 +188,12 @@ class Token:
 
 @dataclasses.dataclass(frozen=True)
 class Said:
-    """One completion. finish: stop | length."""
+    """One completion. finish: stop | length; count: of its tokens, the stop included; tokens: where they were to be listed."""
 
     text: str
     finish: str
-    tokens: tuple[Token, ...]
+    count: int
+    tokens: tuple[Token, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,12 +252,12 @@ def _criterion(item: Any, where: str, cfg: RubricConfig) -> Criterion:
     text, weight, title = item.get("criterion"), item.get("weight"), item.get("title", "")
     if not isinstance(text, str) or not normalise(text):
         raise UserError("the criterion has no text", where=f"{where}.criterion", expected="a text")
-    number = isinstance(weight, int | float) and not isinstance(weight, bool) and math.isfinite(weight) and abs(weight) < 1e6
-    if not number or not (weight > 0 or (cfg.schema == "points" and weight < 0)):
+    number = float(weight) if isinstance(weight, int | float) and not isinstance(weight, bool) and abs(weight) < 1e6 else 0.0
+    if not (number > 0 or (cfg.schema == "points" and number < 0)):
         raise UserError("the criterion has no weight", where=f"{where}.weight", expected="a number above 0")
     if not isinstance(title, str):
         raise UserError("the title is no text", where=f"{where}.title", expected="a text")
-    return Criterion(text.strip(), float(weight), _levels(item, where), title.strip())
+    return Criterion(text.strip(), number, _levels(item, where), title.strip())
 
 
 def _levels(item: Mapping[str, Any], where: str) -> tuple[tuple[str, str], ...]:

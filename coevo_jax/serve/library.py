@@ -17,6 +17,7 @@ import functools
 import hashlib
 import io
 import json
+import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TextIO, cast
@@ -61,6 +62,7 @@ from coevo_jax.text.parse import Parsed
 from coevo_jax.text.prompts import prompt_slots, render_prompt, template_identity
 
 Stop = Callable[[], bool]
+LONGEST_TOKEN = 32  # characters that a token may stand for, with room to spare: a bound on texts before they are tokenized
 LETTERS = {True: "A", False: "B"}
 
 
@@ -81,7 +83,7 @@ def load_system(
     """
     cfg, roles = serving_settings(generator, judge, policy, config, overrides)
     console = RunConsole(Console(stream or io.StringIO()))
-    if not jax.config.jax_compilation_cache_dir:
+    if not getattr(jax.config, "jax_compilation_cache_dir", None):
         compilation_cache(cfg, console)
     system = System(cfg, roles, load_cast(cfg, roles, console))
     if compile:
@@ -332,12 +334,12 @@ class System:
                 found[ask] = error
         ready = list(prompts)
         _look(stop)
-        requests = [_request(ids, f"chat/{a.model}", a.sampling, a.seed, a, n=a.n) for a, ids in prompts.items()]
+        requests = [_request(ids, f"chat/{a.model}", a.sampling, a.seed, a.messages, n=a.n) for a, ids in prompts.items()]
         listing = [ask for ask in ready if ask.top_logprobs]
         tops = speaker.likeliest([prompts[ask] for ask in listing], 20) if listing else []
         top = {ask: one[: ask.top_logprobs] for ask, one in zip(listing, tops)}
         for ask, completions in zip(ready, speaker.generate(requests, _watch(stop))):
-            choices = tuple(_said(speaker, completion, top.get(ask, ())) for completion in completions)
+            choices = tuple(_said(speaker, completion, ask.logprobs, top.get(ask, ())) for completion in completions)
             found[ask] = ChatResult(choices, len(prompts[ask]))
         return found
 
@@ -345,9 +347,11 @@ class System:
 
     def _check(self, ask: Ask) -> None:
         if isinstance(ask, ChatAsk):
-            check_sampling(ask.sampling, self.speaker(ask.model).engine.cfg, "sampling")
+            engine = self.speaker(ask.model).engine
+            check_sampling(ask.sampling, engine.cfg, "sampling")
+            _need_text("".join(text for _, text in ask.messages), "messages", LONGEST_TOKEN * engine.cfg.max_prompt)
             return
-        _need_text(ask.question, "question")
+        self._check_texts(ask)
         if isinstance(ask, RubricAsk) or (ask.rubric is None and not rubric_free(self.cfg)):
             self._check_writer(ask)
         if isinstance(ask, RubricAsk):
@@ -358,6 +362,15 @@ class System:
             raise UserError("the judge reads a reference answer", where="reference", expected="an answer known to be good")
         if isinstance(ask, ScoreAsk) and not ask.answers:
             raise UserError("no answers to score", where="answers", expected="at least one")
+
+    def _check_texts(self, ask: Any) -> None:
+        """Texts that can't fit any prompt are refused before somebody counts their tokens."""
+        engines = [speaker.engine.cfg.max_prompt for speaker in self.cast.speakers.values()]
+        most = LONGEST_TOKEN * max(engines) if engines else math.inf
+        _need_text(ask.question, "question", most)
+        for name, text in _texts(ask):
+            if len(text) > most:
+                _need_text(text, name, most)
 
     def _check_writer(self, ask: Any) -> None:
         fixed = self.cfg.rubric.source == "predefined"
@@ -463,16 +476,28 @@ def _again(found: Written | UserError) -> bool:
     return isinstance(found, Written) and found.status in ("parse_fail", "truncated")
 
 
-def _said(speaker: Speaker, completion: Completion, top: tuple[tuple[str, float], ...]) -> Said:
-    ids, logprobs = completion.tokens.tolist(), completion.logprobs.tolist()
-    texts = [speaker.tokenizer.decode([i], keep_special=True) for i in ids]
-    tokens = tuple(Token(t, min(p, 0.0), top if i == 0 else ()) for i, (t, p) in enumerate(zip(texts, logprobs)))
-    return Said(speaker.text(completion.tokens), completion.finish, tokens)
+def _said(speaker: Speaker, completion: Completion, listed: bool, top: tuple[tuple[str, float], ...]) -> Said:
+    text, finish, count = speaker.text(completion.tokens), completion.finish, len(completion.tokens)
+    if not listed:
+        return Said(text, finish, count)
+    texts = [speaker.tokenizer.decode([i], keep_special=True) for i in completion.tokens.tolist()]
+    logprobs = [min(p, 0.0) for p in completion.logprobs.tolist()]
+    return Said(text, finish, count, tuple(Token(t, p, () if i else top) for i, (t, p) in enumerate(zip(texts, logprobs))))
 
 
-def _need_text(text: str, where: str) -> None:
+def _texts(ask: Any) -> list[tuple[str, str]]:
+    """What an ask holds besides its question, by name."""
+    if isinstance(ask, RubricAsk):
+        return [("reference", ask.reference)]
+    own = [("a", ask.a), ("b", ask.b)] if isinstance(ask, CompareAsk) else [("answers", answer) for answer in ask.answers]
+    return [*own, ("reference", ask.reference), ("rubric", "" if ask.rubric is None else ask.rubric.raw)]
+
+
+def _need_text(text: str, where: str, most: float) -> None:
     if not text.strip():
         raise UserError(f"the {where} is empty", where=where, expected="a text")
+    if len(text) > most:
+        raise UserError(f"{len(text)} characters fit no prompt", where=where, expected=f"at most {most:g} (sampler.max_prompt)")
 
 
 def _look(stop: Stop) -> None:

@@ -32,6 +32,15 @@ TINY: dict[str, Any] = {
     "sampler.max_new": 48,
     "sampler.steps_per_dispatch": 8,
     "sampler.prefill_tokens": 512,
+    "judge.sampling.max_new_tokens": 32,
+}
+# Room for people's own questions and answers, where no run or config says how much there is.
+ROOM: dict[str, Any] = {
+    "rubric_sampling.max_new_tokens": 256,
+    "answer.max_new_tokens": 256,
+    "sampler.slots": 16,
+    "sampler.max_prompt": 1024,
+    "sampler.max_new": 256,
 }
 
 
@@ -137,7 +146,7 @@ def _run_config(folder: pathlib.Path) -> Experiment:
 
 def _defaults(sources: list[str]) -> Experiment:
     cfg = Experiment()
-    for key, value in TINY.items() if "tiny" in sources else ():
+    for key, value in (TINY if "tiny" in sources else ROOM).items():
         cfg = replace_at(cfg, key, value)
     return replace_at(cfg, "judge.source", "")
 
@@ -165,6 +174,9 @@ def _alone(cfg: Experiment, generator: str, policy: str) -> Experiment:
     judge = cfg.judge
     if side_by_side(cfg):
         judge = dataclasses.replace(judge, pairs="pairwise")
+        if judge.protocol == "criterion_logits" and not api_model(judge.source):  # the engine was made for what the others write
+            new = min(judge.sampling.max_new_tokens, cfg.sampler.max_new)
+            judge = dataclasses.replace(judge, sampling=dataclasses.replace(judge.sampling, max_new_tokens=new))
     elif judge.pairs == "pairwise":
         judge = dataclasses.replace(judge, pairs="scores")
     model = cfg.policy if cfg.policy.source == policy else dataclasses.replace(cfg.policy, source=policy, sha256="")

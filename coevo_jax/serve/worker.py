@@ -84,6 +84,7 @@ class Worker:
             if job in self._waiting:
                 self._waiting.remove(job)
             self.counts["cancelled"] += 1
+        _finish(job, Stopped())
 
     def status(self) -> dict[str, Any]:
         """What waits and runs now, and what has been done."""
@@ -121,28 +122,40 @@ class Worker:
                     _finish(job, RuntimeError("the batch was not answered"))
 
     def _take(self) -> list[Job]:
-        """The next batch; empty when closed."""
+        """The next batch; empty when closed and all is done."""
         with self._change:
-            while not self._waiting and not self._closed:
-                self._change.wait()
-            end = time.monotonic() + self.limits.gather_s
-            while 0 < len(self._waiting) < self.limits.batch and not self._closed and (left := end - time.monotonic()) > 0:
-                self._change.wait(left)
-            batch: list[Job] = []
-            while self._waiting and len(batch) < self.limits.batch:
-                job = self._waiting.popleft()
-                if job.alive():
-                    batch.append(job)
-                else:
-                    _finish(job, Stopped())
-            self._running, self._since = batch, time.monotonic()
-            closed = self._closed and not self._waiting
-        return batch if batch or closed else self._take()
+            while True:
+                while not self._waiting and not self._closed:
+                    self._change.wait()
+                self._gather()
+                batch = self._alive()
+                if batch or (self._closed and not self._waiting):
+                    self._running, self._since = batch, time.monotonic()
+                    return batch
+
+    def _gather(self) -> None:
+        """Give the first one's company a moment to come."""
+        end = time.monotonic() + self.limits.gather_s
+        while 0 < len(self._waiting) < self.limits.batch and not self._closed and (left := end - time.monotonic()) > 0:
+            self._change.wait(left)
+
+    def _alive(self) -> list[Job]:
+        """The first ones of the queue that somebody waits for."""
+        batch: list[Job] = []
+        while self._waiting and len(batch) < self.limits.batch:
+            job = self._waiting.popleft()
+            if job.alive():
+                batch.append(job)
+            else:
+                _finish(job, Stopped())
+        return batch
 
     def _answer(self, batch: list[Job]) -> None:
         self.counts["batches"] += 1
         try:
-            results: list[Any] = list(self.system.ask_all([job.ask for job in batch], lambda: not any(job.alive() for job in batch)))
+            results: list[Any] = list(
+                self.system.ask_all([job.ask for job in batch], lambda: not any(job.alive() for job in batch))
+            )
         except Stopped:
             results = [Stopped()] * len(batch)
         except Exception as error:
@@ -165,6 +178,3 @@ def _finish(job: Job, result: Any) -> None:
     if not job.done.is_set():
         job.result = result
         job.done.set()
-
-
-
