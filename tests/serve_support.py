@@ -16,6 +16,7 @@ from train_support import shared_programs
 from coevo_jax.judges.world import check, read_criterion
 from coevo_jax.serve.library import System, load_system
 from coevo_jax.serve.limits import Limits
+from coevo_jax.serve.rounds import Stopped
 from coevo_jax.serve.server import Server, Service
 
 QUESTION = "write 5 words with owl without fox first ant"
@@ -104,22 +105,20 @@ def until(true: Any, seconds: float = 10.0) -> None:
 
 
 class Gated:
-    """A system whose batches wait for `gate`; it echoes what a real one says. `seen`: the questions of each batch."""
+    """A system whose rounds wait for `gate`. `seen`: the questions of each round; one that asks `poison` breaks its round."""
 
     def __init__(self, system: System):
         self.system, self.gate, self.seen = system, threading.Event(), []  # type: ignore[var-annotated]
         self.poison = ""
 
-    def ask_all(self, asks: Any, stop: Any = lambda: False) -> Any:
-        self.seen.append([ask.question for ask in asks])
+    def advance(self, drafts: Any, stop: Any, deliver: Any) -> None:
+        self.seen.append([draft.ask.question for draft in drafts])
         while not self.gate.wait(0.01):
             if stop():
-                from coevo_jax.serve.library import Stopped
-
                 raise Stopped
-        if any(ask.question == self.poison for ask in asks):
-            raise RuntimeError("poison")
-        return self.system.ask_all(asks, stop)
+        if any(draft.ask.question == self.poison for draft in drafts):
+            raise RuntimeError("the round broke")
+        self.system.advance(drafts, stop, deliver)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.system, name)

@@ -437,9 +437,11 @@ def test_limits_out_of_range_and_a_port_in_use_are_errors(system) -> None:
 class Judging(Gated):
     """A system whose chat is the oracle's rules on what a judge's prompt shows."""
 
-    def ask_all(self, asks: Any, stop: Any = lambda: False) -> Any:
-        texts = ["\n".join(content for _, content in ask.messages) for ask in asks]
-        return [ChatResult((Said(judge_by_rule(text), "stop", 1),), 1) for text in texts]
+    def advance(self, drafts: Any, stop: Any, deliver: Any) -> None:
+        for draft in drafts:
+            text = judge_by_rule("\n".join(content for _, content in draft.ask.messages))
+            draft.result = ChatResult((Said(text, "stop", 1),), 1)
+            deliver(draft)
 
 
 def test_our_own_client_judges_over_it(system) -> None:

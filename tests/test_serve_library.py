@@ -23,6 +23,7 @@ from coevo_jax.records.verdicts import Verdict, failed
 from coevo_jax.rubrics import Criterion, Rubric
 from coevo_jax.serve import library
 from coevo_jax.serve.asks import ChatAsk, CompareAsk, RubricAsk, ScoreAsk, Written, read_rubric, rubric_json
+from coevo_jax.serve.rounds import Stopped, compared_by_pairs
 from coevo_jax.serve.settings import serving_settings
 
 DOCS = train_support.REPO / "docs" / "serving.md"
@@ -155,9 +156,9 @@ def test_each_try_of_an_invalid_rubric_is_colder(system, monkeypatch) -> None:
     asked: list[float] = []
     plain = library.System._write
 
-    def write(self, wants, sampling, retry, stop):
-        asked.append(sampling.temperature)
-        return [dataclasses.replace(w, status="parse_fail", rubric=None) for w in plain(self, wants, sampling, retry, stop)]
+    def write(self, wants, stop):
+        asked.extend(self._sampling(tries).temperature for _, tries in wants)
+        return [dataclasses.replace(w, status="parse_fail", rubric=None) for w in plain(self, wants, stop)]
 
     monkeypatch.setattr(library.System, "_write", write)
     written = system.rubric(QUESTION)
@@ -168,6 +169,20 @@ def test_each_try_of_an_invalid_rubric_is_colder(system, monkeypatch) -> None:
     assert (compared.status, compared.winner, compared.preference, compared.calls) == ("parse_fail", None, None, ())
     with pytest.raises(UserError, match="no rubric"):
         system.score(QUESTION, [GOOD], written)
+
+
+def test_who_needs_only_the_judge_waits_for_no_text(system) -> None:
+    given = read_rubric(RUBRIC, system.cfg.rubric)
+    judged = [ScoreAsk(QUESTION, (BAD,), given), CompareAsk(QUESTION, GOOD, BAD, given)]
+    asks = [RubricAsk(QUESTION), ScoreAsk(QUESTION, (GOOD,)), *judged]
+    drafts = [system.begin(ask) for ask in asks]
+    rounds: list[list[int]] = []
+    while going := [draft for draft in drafts if draft.result is None]:
+        rounds.append([])
+        system.advance(going, deliver=lambda draft: rounds[-1].append(asks.index(draft.ask)))
+    tries = drafts[0].tries
+    assert tries > 1  # the rubric took a round for each try, and its score one more
+    assert rounds == [[2, 3], *[[]] * (tries - 2), [0], [1]]
 
 
 def test_scores_are_the_rules(system) -> None:
@@ -203,12 +218,12 @@ A, TIE, B = Verdict("ok", 1.0, "says A"), Verdict("ok", 0.5), Verdict("ok", 0.0,
 ])  # fmt: skip
 def test_both_orders_name_the_winner(forward: Verdict, reverse: Verdict, winner: str, flipped: bool) -> None:
     written = Written("q", "ok", Rubric((Criterion("x", 1.0),)))
-    found = library.compared_by_pairs(written, forward, reverse)
+    found = compared_by_pairs(written, forward, reverse)
     letters = [{1.0: "A", 0.5: "tie", 0.0: "B"}[v.score] for v in (forward, reverse)]
     assert (found.winner, found.flipped, found.preference) == (winner, flipped, both_orders(*letters))
     assert [call.raw for call in found.calls] == [forward.raw, reverse.raw] and [call.first for call in found.calls] == ["a", "b"]
     for bad in ((failed("timeout"), reverse), (forward, failed("truncated"))):
-        lost = library.compared_by_pairs(written, *bad)
+        lost = compared_by_pairs(written, *bad)
         assert lost.winner is lost.preference is None and lost.status in ("timeout", "truncated")
 
 
@@ -309,7 +324,7 @@ def test_threads_may_share_a_system(system) -> None:
 
 
 def test_it_stops_when_nobody_waits(system) -> None:
-    with pytest.raises(library.Stopped):
+    with pytest.raises(Stopped):
         system.ask_all([RubricAsk(QUESTION)], lambda: True)
     looks: list[int] = []
 
@@ -317,7 +332,7 @@ def test_it_stops_when_nobody_waits(system) -> None:
         looks.append(0)
         return len(looks) > 2  # in the engine
 
-    with pytest.raises(library.Stopped):
+    with pytest.raises(Stopped):
         system.ask_all([RubricAsk(question) for question in QUESTIONS], later)
     assert system.score(QUESTION, [GOOD], RUBRIC).scores == [1.0]
 

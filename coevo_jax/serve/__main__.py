@@ -104,6 +104,8 @@ def score(flags: argparse.Namespace, overrides: list[str]) -> int:
 
     if flags.batch < 1:
         raise UserError(f"--batch={flags.batch} is out of range", where="--batch", expected="at least 1")
+    if os.path.realpath(flags.input) == os.path.realpath(flags.out):
+        raise UserError("the output would be the input", where="--in, --out", expected="another --out")
     if not str(flags.out).endswith(".jsonl"):
         raise UserError(f"--out={flags.out} is no JSONL file", where="--out", expected="a name that ends in .jsonl")
     cfg, _ = serving_settings(flags.generator, flags.judge, flags.policy, flags.config, overrides)

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
@@ -69,7 +70,7 @@ def read_asks(path: str, rubric: Any, seed: int = 0, most: int = 1024) -> list[R
 
 def _row(place: str, values: dict[str, Any], rubric: Any, seed: int, most: int) -> Row:
     ask = _ask(place, values, rubric, seed, most)
-    name = values.get("id", place.rpartition(":")[2] if ":" in place else place.rpartition(" ")[2])
+    name = values.get("id", re.split(r"\D", place)[-1])  # the number of its line or row
     if isinstance(name, bool) or not isinstance(name, str | int) or name == "":
         raise UserError("the id is no text and no whole number", where=place, expected="an id, or none (then the line's number)")
     return Row(str(name), place, ask, hashlib.sha256(repr(ask).encode()).hexdigest()[:16])

@@ -27,8 +27,9 @@ from typing import Any
 
 from coevo_jax.errors import UserError
 from coevo_jax.remote.messages import plain
-from coevo_jax.serve.library import Stopped, System
+from coevo_jax.serve.library import System
 from coevo_jax.serve.limits import Limits, Rate
+from coevo_jax.serve.rounds import Stopped
 from coevo_jax.serve.schema import ROUTES, Problem, Route, encode, read_body, wrong
 from coevo_jax.serve.worker import Closed, Full, Job, Worker
 
@@ -335,8 +336,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
             raise Problem(503, f"server_{state}", f"the server is {state}", wait=RETRY_S)
         try:
             ask = route.read(read_body(data), worker.system, service.limits)
-            if (problem := worker.system.problem(ask)) is not None:
-                raise problem
             job = worker.submit(ask)
         except UserError as error:
             raise wrong(error) from None

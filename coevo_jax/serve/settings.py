@@ -22,6 +22,7 @@ from coevo_jax.errors import UserError
 RUN = "run:"
 RULES = "oracle"  # a judge without a model: the small world's rules
 FREE = ("oracle", "random")  # protocols without a model
+JUDGE_LENGTH = "judge.sampling.max_new_tokens"
 # The small world's prompts and lengths (configs/tiny.py), for a source 'tiny' that no run or config describes.
 TINY: dict[str, Any] = {
     "rubric.prompt": "world_rubric",
@@ -32,7 +33,7 @@ TINY: dict[str, Any] = {
     "sampler.max_new": 48,
     "sampler.steps_per_dispatch": 8,
     "sampler.prefill_tokens": 512,
-    "judge.sampling.max_new_tokens": 32,
+    JUDGE_LENGTH: 32,
 }
 # Room for people's own questions and answers, where no run or config says how much there is.
 ROOM: dict[str, Any] = {
@@ -72,7 +73,10 @@ def serving_settings(
     if policy is None:  # in single-model mode one set of weights plays both roles
         policy = generator if base and cfg.generator.mode == "single" and not api_model(generator) else ""
     cfg = _alone(_with_judge(cfg, judge, base), generator, policy)
-    cfg = apply_overrides(cfg, overrides)
+    cfg = apply_overrides(cfg, overrides := list(overrides))
+    if cfg.judge.protocol == "criterion_logits" and not any(text.startswith(JUDGE_LENGTH) for text in overrides):
+        new = min(cfg.judge.sampling.max_new_tokens, cfg.sampler.max_new)  # it writes of pairs alone, and training may have none
+        cfg = replace_at(cfg, JUDGE_LENGTH, new)
     roles = Roles(generator, policy, cfg.judge.source != "")
     _check(cfg, roles)
     return cfg, roles
@@ -174,9 +178,6 @@ def _alone(cfg: Experiment, generator: str, policy: str) -> Experiment:
     judge = cfg.judge
     if side_by_side(cfg):
         judge = dataclasses.replace(judge, pairs="pairwise")
-        if judge.protocol == "criterion_logits" and not api_model(judge.source):  # the engine was made for what the others write
-            new = min(judge.sampling.max_new_tokens, cfg.sampler.max_new)
-            judge = dataclasses.replace(judge, sampling=dataclasses.replace(judge.sampling, max_new_tokens=new))
     elif judge.pairs == "pairwise":
         judge = dataclasses.replace(judge, pairs="scores")
     model = cfg.policy if cfg.policy.source == policy else dataclasses.replace(cfg.policy, source=policy, sha256="")

@@ -1,8 +1,8 @@
-"""The one thread that asks the system: requests wait in a bounded queue, and those that wait are answered together.
+"""The one thread that asks the system: requests wait in a bounded queue, and those that wait go through its rounds together.
 
-A batch runs to its end before the next one begins (the engine takes no new request while it runs), so a request waits at most for
-the batch before its own. Who is gone or too late is taken out of the queue; a batch that nobody waits for any more is stopped. A
-request that breaks the batch is found by asking each alone, and fails alone.
+A round runs to its end before others join (the engine takes no new request while it runs), so a request waits at most for the
+round before its first. Who is gone or too late is taken out between rounds; a round that nobody waits for any more is stopped. A
+request that breaks its round is found by letting each go alone, and fails alone.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from coevo_jax.errors import UserError
 from coevo_jax.serve.asks import Ask, Result
-from coevo_jax.serve.library import Stopped, System
+from coevo_jax.serve.library import System
 from coevo_jax.serve.limits import Limits
+from coevo_jax.serve.rounds import Draft, Stopped
 
 
 class Full(Exception):
@@ -31,7 +33,7 @@ class Closed(Exception):
 class Job:
     """A request that waits. `done` is set once `result` is there, a UserError (bad input) or another exception (our fault)."""
 
-    ask: Ask
+    draft: Draft
     deadline: float
     done: threading.Event = dataclasses.field(default_factory=threading.Event)
     result: Result | Exception | None = None
@@ -64,8 +66,11 @@ class Worker:
         return self._thread.is_alive()
 
     def submit(self, ask: Ask) -> Job:
-        """Let a request wait its turn. Full, Closed."""
-        job = Job(ask, time.monotonic() + self.limits.timeout_s)
+        """Let a request wait its turn. UserError: it can't be answered; Full, Closed."""
+        draft = self.system.begin(ask)
+        if isinstance(draft.result, UserError):
+            raise draft.result
+        job = Job(draft, time.monotonic() + self.limits.timeout_s)
         with self._change:
             if self._closed:
                 raise Closed
@@ -91,7 +96,7 @@ class Worker:
         with self._change:
             busy = time.monotonic() - self._since if self._running else 0.0
             now = {"waiting": len(self._waiting), "running": len(self._running), "busy_s": round(busy, 3)}
-            return now | {name: self.counts[name] for name in ("answered", "batches", "cancelled", "failed")}
+            return now | {name: self.counts[name] for name in ("answered", "rounds", "cancelled", "failed")}
 
     def close(self, drain_s: float) -> bool:
         """Take no more, finish what waits within `drain_s`, end the rest with Closed. Was everything finished?"""
@@ -111,27 +116,31 @@ class Worker:
     # ---- the thread ---------------------------------------------------------------------------------------------------
 
     def _loop(self) -> None:
-        while batch := self._take():
+        going: list[Job] = []
+        while going := self._join(going):
             try:
-                self._answer(batch)
-            finally:
-                with self._change:
-                    self._running = []
-                    self._change.notify_all()
-                for job in batch:  # whatever happened, nobody waits for ever
-                    _finish(job, RuntimeError("the batch was not answered"))
+                self._round(going)
+            except BaseException:
+                for job in going:  # whatever happened, nobody waits for ever
+                    _finish(job, RuntimeError("the round was not finished"))
+                raise
 
-    def _take(self) -> list[Job]:
-        """The next batch; empty when closed and all is done."""
+    def _join(self, going: list[Job]) -> list[Job]:
+        """Those of a round that go on and those that waited, up to limits.batch. Empty when closed and all is done."""
         with self._change:
             while True:
-                while not self._waiting and not self._closed:
+                going = [job for job in going if not job.done.is_set()]
+                self._running = going = self._alive(going)
+                self._change.notify_all()
+                while not (going or self._waiting or self._closed):
                     self._change.wait()
-                self._gather()
-                batch = self._alive()
-                if batch or (self._closed and not self._waiting):
-                    self._running, self._since = batch, time.monotonic()
-                    return batch
+                if not going:
+                    self._gather()
+                while self._waiting and len(going) < self.limits.batch:
+                    going += self._alive([self._waiting.popleft()])
+                if going or (self._closed and not self._waiting):
+                    self._running, self._since = going, time.monotonic()
+                    return going
 
     def _gather(self) -> None:
         """Give the first one's company a moment to come."""
@@ -139,39 +148,37 @@ class Worker:
         while 0 < len(self._waiting) < self.limits.batch and not self._closed and (left := end - time.monotonic()) > 0:
             self._change.wait(left)
 
-    def _alive(self) -> list[Job]:
-        """The first ones of the queue that somebody waits for."""
-        batch: list[Job] = []
-        while self._waiting and len(batch) < self.limits.batch:
-            job = self._waiting.popleft()
-            if job.alive():
-                batch.append(job)
-            else:
+    def _alive(self, jobs: list[Job]) -> list[Job]:
+        """Those that somebody waits for."""
+        for job in jobs:
+            if not job.alive():
                 _finish(job, Stopped())
-        return batch
+        return [job for job in jobs if job.alive() and not job.done.is_set()]
 
-    def _answer(self, batch: list[Job]) -> None:
-        self.counts["batches"] += 1
+    def _round(self, jobs: list[Job]) -> None:
+        self.counts["rounds"] += 1
+        by_draft = {id(job.draft): job for job in jobs}
+
+        def deliver(draft: Draft) -> None:
+            self.counts["answered"] += 1
+            _finish(by_draft[id(draft)], draft.result)
+
         try:
-            results: list[Any] = list(
-                self.system.ask_all([job.ask for job in batch], lambda: not any(job.alive() for job in batch))
-            )
+            self.system.advance([job.draft for job in jobs], lambda: not any(job.alive() for job in jobs), deliver)
         except Stopped:
-            results = [Stopped()] * len(batch)
+            for job in jobs:
+                _finish(job, Stopped())
         except Exception as error:
-            if len(batch) > 1:
-                return self._answer_alone(batch, error)
+            left = [job for job in jobs if not job.done.is_set()]
+            if len(jobs) > 1:
+                self.note(f"a round of {len(jobs)} failed, each request goes alone: {type(error).__name__}")
+                for job in left:
+                    self._round([job])
+                return
             self.note(f"a request failed: {type(error).__name__}: {str(error)[:200]}")
-            self.counts["failed"] += 1
-            results = [error]
-        for job, result in zip(batch, results):
-            self.counts["answered"] += not isinstance(result, Exception)
-            _finish(job, result)
-
-    def _answer_alone(self, batch: list[Job], error: Exception) -> None:
-        self.note(f"a batch of {len(batch)} failed, each request is asked alone: {type(error).__name__}")
-        for job in batch:
-            self._answer([job])
+            self.counts["failed"] += len(left)
+            for job in left:
+                _finish(job, error)
 
 
 def _finish(job: Job, result: Any) -> None:
