@@ -177,4 +177,7 @@ def token_of(name: str, environ: Any) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads of connections may still wait inside the runtime, and the interpreter's own end would trip over them

@@ -111,6 +111,8 @@ class Worker:
         for job in left_over:
             job.gone = True
             _finish(job, Closed())
+        if not left_over and self.alive:
+            self._thread.join(5.0)
         return not left_over
 
     # ---- the thread ---------------------------------------------------------------------------------------------------
