@@ -386,6 +386,27 @@ def test_a_request_that_breaks_its_batch_fails_alone(system) -> None:
         assert client.scores([GOOD]).status == 200 and service.state() == "ok"
 
 
+class Breaking(Gated):
+    """A system that answers all of its first round and then breaks it, before it has said so."""
+
+    def advance(self, drafts: Any, stop: Any, deliver: Any) -> None:
+        self.seen.append(len(drafts))
+        self.system.advance(drafts, stop, lambda draft: None)
+        if len(self.seen) == 1:
+            raise RuntimeError("the round broke")
+        for draft in drafts:
+            deliver(draft)
+
+
+def test_what_a_broken_round_has_answered_is_delivered(system) -> None:
+    breaking = Breaking(system)
+    with serving(breaking, gather_s=0.5, batch=3) as (client, service), concurrent.futures.ThreadPoolExecutor(3) as pool:
+        replies = [f.result() for f in [pool.submit(client.scores, [answer]) for answer in (GOOD, BAD, "owl")]]
+        assert breaking.seen == [3] and [reply.status for reply in replies] == [200] * 3
+        until(lambda: service.worker.status()["running"] == 0)
+        assert service.worker.status()["answered"] == 3 and service.worker.status()["failed"] == 0
+
+
 # ---------------------------------------------------------------------------------------------------- beginning and end
 
 

@@ -201,6 +201,15 @@ def test_equal_asks_are_one(system) -> None:
     assert first == second and first.answers[0] == first.answers[1]
 
 
+def test_the_same_criteria_in_two_spellings_are_judged_once(system) -> None:
+    written = system.rubric(QUESTION)
+    spelt = read_rubric(rubric_json(written.rubric), system.cfg.rubric)
+    assert spelt.raw != written.rubric.raw and spelt.criteria == written.rubric.criteria
+    close = Rubric(tuple(dataclasses.replace(c, weight=c.weight * 1.00001) for c in spelt.criteria))  # rendered alike
+    found = system.ask_all([ScoreAsk(QUESTION, (GOOD, "ant"), rubric) for rubric in (written.rubric, spelt, close)])
+    assert found[0].answers == found[1].answers and found[2].scores == pytest.approx(found[0].scores, abs=1e-3)
+
+
 def test_a_failing_judge_never_gives_a_score() -> None:
     broken = system_of("tiny", "oracle", overrides=["judge.oracle_failure_rate=1"])
     found = broken.score(QUESTION, [GOOD, BAD], RUBRIC)

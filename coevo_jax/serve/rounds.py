@@ -23,7 +23,7 @@ from coevo_jax.errors import UserError, nearest
 from coevo_jax.judges import Judge, JudgeItem, pairwise
 from coevo_jax.methods.fixed_rubrics import NONE, fixed_rubric
 from coevo_jax.records.verdicts import Verdict
-from coevo_jax.rubrics import parse_rubric, render_rubric
+from coevo_jax.rubrics import parse_rubric
 from coevo_jax.rubrics.endpoint import EndpointWriter
 from coevo_jax.sampler import Completion, Request, guided
 from coevo_jax.sampler.requests import check_prompt, check_sampling
@@ -219,16 +219,17 @@ class Rounds:
         items = [[_item(d.ask, d.rubric.rubric, a) for a in d.ask.answers] if d.rubric.rubric is not None else [] for d in drafts]
         verdicts = self._judge(self.judge, [item for own in items for item in own])
         for draft, own in zip(drafts, items):
-            said = [scored(verdicts[item], len(item.rubric.criteria), self.cfg.judge.samples) for item in own]
+            said = [scored(verdicts[item.request], len(item.rubric.criteria), self.cfg.judge.samples) for item in own]
             draft.result = ScoreResult(draft.rubric, tuple(said))
 
-    def _judge(self, judge: Judge | None, items: Sequence[JudgeItem]) -> dict[JudgeItem, Verdict]:
-        """Verdict by item, equal ones asked once and in an order of their own."""
-        distinct = sorted(dict.fromkeys(items), key=lambda item: item.request)
+    def _judge(self, judge: Judge | None, items: Sequence[JudgeItem]) -> dict[int, Verdict]:
+        """Verdict by identity, equal items asked once and in an order of their own."""
+        by_identity = {item.request: item for item in items}
+        distinct = sorted(by_identity)
         if not distinct:
             return {}
         assert judge is not None
-        return dict(zip(distinct, judge.judge(distinct, 0)))
+        return dict(zip(distinct, judge.judge([by_identity[i] for i in distinct], 0)))
 
     def _compare(self, drafts: Sequence[Any]) -> None:
         both = side_by_side(self.cfg)
@@ -237,7 +238,7 @@ class Rounds:
         read = compared_by_pairs if both else compared_by_scores
         for draft, own in zip(drafts, items):
             if own:
-                draft.result = read(draft.rubric, *(verdicts[item] for item in own))
+                draft.result = read(draft.rubric, *(verdicts[item.request] for item in own))
             else:
                 draft.result = CompareResult(draft.rubric, "pairwise" if both else "scores", draft.rubric.status)
 
@@ -367,7 +368,7 @@ def _call(first: Any, verdict: Verdict, side: Any) -> Call:
 
 def _item(ask: Any, rubric: Any, answer: str, other: str = "") -> JudgeItem:
     """An answer to be judged. Its noise is named by what the judge sees, and the seed."""
-    request = identity("judge", ask.seed, ask.question, render_rubric(rubric), answer, other, ask.reference)
+    request = identity("judge", ask.seed, ask.question, rubric.criteria, answer, other, ask.reference)
     return JudgeItem(ask.question, rubric, answer, request, ask.reference, other)
 
 

@@ -162,8 +162,9 @@ class Worker:
         by_draft = {id(job.draft): job for job in jobs}
 
         def deliver(draft: Draft) -> None:
-            self.counts["answered"] += 1
-            _finish(by_draft[id(draft)], draft.result)
+            job = by_draft[id(draft)]
+            self.counts["answered"] += not job.done.is_set()
+            _finish(job, draft.result)
 
         try:
             self.system.advance([job.draft for job in jobs], lambda: not any(job.alive() for job in jobs), deliver)
@@ -171,6 +172,9 @@ class Worker:
             for job in jobs:
                 _finish(job, Stopped())
         except Exception as error:
+            for job in jobs:  # answered before the round broke
+                if job.draft.result is not None:
+                    deliver(job.draft)
             left = [job for job in jobs if not job.done.is_set()]
             if len(jobs) > 1:
                 self.note(f"a round of {len(jobs)} failed, each request goes alone: {type(error).__name__}")
