@@ -113,6 +113,13 @@ def test_what_a_run_says_of_its_roles(tmp_path: pathlib.Path) -> None:
     assert roles("tiny", "smollm2", overrides=["judge.protocol=json_score"])[3] == "json_score"
 
 
+def test_a_run_of_another_mode_serves_too(tmp_path: pathlib.Path) -> None:
+    checked = dataclasses.replace(Experiment().schedule, mode="verifiable", verifier="a:b")
+    _config(tmp_path / "run", schedule=checked)
+    judged = system_of("tiny", "oracle", config=str(tmp_path / "run"))
+    assert judged.score(QUESTION, [GOOD], RUBRIC).scores == [1.0]
+
+
 def test_a_bare_source_has_room(tmp_path: pathlib.Path) -> None:
     cfg, _ = serving_settings("smollm2", "smollm2")
     assert cfg.sampler.max_prompt == 1024 and cfg.sampler.max_new == cfg.judge.sampling.max_new_tokens == 256

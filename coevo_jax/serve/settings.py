@@ -186,7 +186,8 @@ def _alone(cfg: Experiment, generator: str, policy: str) -> Experiment:
         author = dataclasses.replace(author, endpoint=type(author.endpoint)())
     heldout = dataclasses.replace(cfg.heldout_judge, source="")
     kept = dataclasses.replace(cfg, policy=model, generator=author, judge=judge, heldout_judge=heldout)
-    return dataclasses.replace(kept, panel=PanelConfig(), policies=())
+    schedule = dataclasses.replace(cfg.schedule, mode="evolm")  # whose judge serves, also that of a run that had none
+    return dataclasses.replace(kept, panel=PanelConfig(), policies=(), schedule=schedule)
 
 
 def _check(cfg: Experiment, roles: Roles) -> None:
