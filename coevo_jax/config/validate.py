@@ -191,6 +191,15 @@ SAMPLINGS = ("answer", "rubric_sampling", "question_sampling", "judge.sampling",
 
 def validate(cfg: Experiment) -> None:
     """UserError for the first thing that is wrong; it names the keys and a value that would serve."""
+    check_values(cfg)
+    checks = (_check_names, _check_roles, _check_remote, _check_rubric, _check_learn, _check_lengths, _check_pairs, _check_guided)
+    extra = (_check_panel, _check_policies, check_reward, check_rlcer, check_critic, check_control, dpo.check_dpo, check_warmup)
+    for check in (*checks, _check_judge, *extra, _check_run):
+        check(cfg)
+
+
+def check_values(cfg: Experiment) -> None:
+    """Types, choices and ranges of single values, of any use of the settings."""
     for key, kind in key_types(cfg).items():
         conform(get_at(cfg, key), kind, key)
         if (rule := rule_of(key)) in CHOICES:
@@ -199,10 +208,6 @@ def validate(cfg: Experiment) -> None:
             _check_range(key, get_at(cfg, key), *RANGES[rule])
     for key in (*SAMPLINGS, *(f"panel.judges.{i}.sampling" for i in range(len(cfg.panel.judges)))):
         _check_sampling(key, get_at(cfg, key))
-    checks = (_check_names, _check_roles, _check_remote, _check_rubric, _check_learn, _check_lengths, _check_pairs, _check_guided)
-    extra = (_check_panel, _check_policies, check_reward, check_rlcer, check_critic, check_control, dpo.check_dpo, check_warmup)
-    for check in (*checks, _check_judge, *extra, _check_run):
-        check(cfg)
 
 
 def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:

@@ -91,17 +91,19 @@ class Engine:
         next_token: bool = True,
         score: bool = False,
         guided: bool = False,
+        whole: bool = False,
         progress: Compiling | None = None,
     ) -> float:
         """Compile every program ahead, for weights like `params`; a compile after this is an error. Returns seconds.
 
         top_p: also the variants for truncated support; guided: those for grammars; next_token, score: those of the two scoring
-        calls. May be called again for weights of another dtype or sharding.
+        calls; whole: next_token_probs of every token of the vocabulary at once. May be called again for weights of another dtype
+        or sharding.
         """
         start, self.programs.sealed = time.perf_counter(), False
         weights, nothing = self.prepare(params), self._nothing()
         with self.programs.ahead(progress):
-            self._ask_for_all(weights, nothing, top_p, next_token, score, guided)
+            self._ask_for_all(weights, nothing, top_p, next_token, score, guided, whole)
         self.stats.reset()
         self.programs.sealed = True
         return time.perf_counter() - start
@@ -230,7 +232,9 @@ class Engine:
 
     # ---- compiled programs ---------------------------------------------------------------------------------------------
 
-    def _ask_for_all(self, weights: Weights, nothing: kv.KV, top_p: bool, next_token: bool, score: bool, guided: bool) -> None:
+    def _ask_for_all(
+        self, weights: Weights, nothing: kv.KV, top_p: bool, next_token: bool, score: bool, guided: bool, whole: bool
+    ) -> None:
         """Ask for every program once, as calls will; inside `Programs.ahead`, so that nothing runs."""
         cfg, one = self.cfg, np.zeros(1, np.int32)
         state = self.new_state()
@@ -251,9 +255,10 @@ class Engine:
         for v in self.variants:
             buffer = self.run_prefill(weights, prefill.pack([prefill.Span(one)], v), store_of(v))
             self._ask_for_small(state, store, buffer, nothing)
-        table = scoring.id_table([[0]])[0]
-        for v in self.next_variants if next_token else ():
-            self._next_token(weights, prefill.pack([prefill.Span(one)], v), [1], table, store_of(v))
+        tables = [[[0]]] if next_token else []
+        tables += [[[i] for i in range(self.spec.vocab_size)]] if whole else []
+        for v, forms in itertools.product(self.next_variants, tables):
+            self._next_token(weights, prefill.pack([prefill.Span(one)], v), [1], scoring.id_table(forms)[0], store_of(v))
         for v in self.score_variants if score else ():
             self._score(weights, prefill.pack([prefill.Span(one)], v), 1.0, store_of(v))
 
