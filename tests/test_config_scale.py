@@ -81,8 +81,9 @@ def test_a_judge_behind_an_endpoint_and_the_oracle_stay() -> None:
 GROUPS = {
     "reward": ("rubric.",), "k": ("schedule.",), "signal": ("pairs.",), "gap": ("pairs.",), "judge": ("judge.",),
     "panel": ("panel.", "rubric.reward"), "curriculum": ("panel.", "judge."), "coevolve": ("policies.", "generator.mode"),
-    "frozen": ("pairs.", "schedule.order", "panel."), "transfer": ("policy.", "answer.", "generator.", "schedule."),
-    "roles": ("policy.", "answer.", "generator.", "rubric_sampling."),
+    "frozen": ("pairs.", "schedule.order", "panel."),
+    "transfer": ("policy.", "answer.", "generator.", "schedule.", "rubric_sampling."),
+    "roles": ("policy.", "answer.", "generator.", "rubric_sampling.", "sampler."),
 }  # fmt: skip
 
 
