@@ -119,10 +119,14 @@ def obedient(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return scripted_model.make(tmp_path_factory.mktemp("scripted") / "model")
 
 
+OBEYED = ("evolm", "rlcer")  # modes whose prompts the scripted model knows
+
+
 def run_shrunk(path: pathlib.Path, source: pathlib.Path, folder: pathlib.Path) -> tuple[Experiment, list[dict[str, Any]]]:
-    """The smoke run of a config with that model wherever 'tiny' was; its rows, of which each role's trained something."""
+    """The smoke run of a config, under the paper's prompts with that model wherever 'tiny' was; its rows. Each role's trained
+    something."""
     cfg = smoke(path)
-    if cfg.schedule.mode != "reward":  # whose pairs are in the small world's words
+    if cfg.schedule.mode in OBEYED:  # other modes are small in words of their own
         for key in [k for k in key_types(cfg) if k.endswith(".source") and get_at(cfg, k) == "tiny"]:
             cfg = replace_at(cfg, key, str(source))
     if cfg.schedule.mode == "rlcer":
@@ -133,7 +137,7 @@ def run_shrunk(path: pathlib.Path, source: pathlib.Path, folder: pathlib.Path) -
     with shared_programs():
         assert train(cfg, str(folder / "run"), Recorder())
     rows = read_metrics(folder / "run" / "metrics.jsonl")
-    for role in {row["role"] for row in rows}:
+    for role in {row["role"] for row in rows} if cfg.schedule.mode in (*OBEYED, "reward") else ():
         assert any(not row.get("update/skipped") and row["grad_norm"] > 0 for row in rows if row["role"] == role), role
     for row in rows:
         assert row.get("judge/failure_share", 0.0) < 0.5
@@ -146,8 +150,9 @@ def test_it_runs_shrunk(path: pathlib.Path, obedient: pathlib.Path, tmp_path: pa
     cfg, rows = run_shrunk(path, obedient, tmp_path)
     roles = [s.role for s in stages(cfg) for _ in range(s.updates)]
     assert [row["role"] for row in rows] == roles and len(roles) >= 2
-    assert all(row["tokens/sampled"] > 0 and row["judge/verdicts"] > 0 for row in rows)
-    assert any(row["rubric/valid_share"] > 0 for row in rows)
+    assert all(row["tokens/sampled"] > 0 for row in rows)
+    if cfg.schedule.mode == "evolm":
+        assert all(row["judge/verdicts"] > 0 for row in rows) and any(row["rubric/valid_share"] > 0 for row in rows)
     asked = [row["api/judge/requests"] for row in rows if "api/judge/requests" in row]
     assert bool(asked) == bool(api_model(cfg.judge.source)) and all(asked)
 
