@@ -171,7 +171,11 @@ def make_voice(learner: Learner, tokenizer: ChatTokenizer, engines: Engines) -> 
 
 def make_endpoints(cfg: Experiment, console: RunConsole) -> dict[str, Endpoint]:
     """The roles that another machine plays. Nothing is asked yet."""
-    roles = {judge_name(i): (judge.source, judge.endpoint, judge.protocol) for i, judge in enumerate(all_judges(cfg))}
+
+    def asked(judge: JudgeConfig) -> str:
+        return judge.protocol + (" pairwise" if judge.pairs == "pairwise" else "")
+
+    roles = {judge_name(i): (judge.source, judge.endpoint, asked(judge)) for i, judge in enumerate(all_judges(cfg))}
     roles[HELDOUT] = (cfg.heldout_judge.source, cfg.heldout_judge.endpoint, cfg.heldout_judge.protocol)
     roles["generator"] = (cfg.generator.source, cfg.generator.endpoint, f"rubric {cfg.rubric.schema}")
     remote = {role: (api_model(source), how, kind) for role, (source, how, kind) in roles.items() if api_model(source)}

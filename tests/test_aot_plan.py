@@ -19,10 +19,10 @@ pytestmark = [pytest.mark.tpu_aot]
 GIB, MIB = 2**30, 2**20
 
 
-def slice_of(topology: str, *changes: str, layers: int = 2) -> Slice:
+def slice_of(topology: str, *changes: str, layers: int = 2, config: str = "evolm/qwen3_8b") -> Slice:
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("libtpu is not installed")
-    cfg = apply_overrides(load_config(str(REPO / "configs" / "evolm" / "qwen3_8b.py")), changes)
+    cfg = apply_overrides(load_config(str(REPO / "configs" / f"{config}.py")), changes)
     return Slice(cfg, aot.topology(topology), layers)
 
 
@@ -91,3 +91,17 @@ def test_with_full_rematerialisation_it_takes_less_than_the_first_probe(tmp_path
     s = slice_of("v4:2x2x4", "update.remat=full", layers=0)
     update = compile_one(s, "policy update", tmp_path, full=True)
     assert update.in_place and not update.warnings and update.memory.peak < 13.5 * GIB
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "program"),
+    [("ablations/panel_mean", "judge_1 prefill"), ("ablations/panel_mean", "judge_1 decode"),
+     ("baselines/skywork_rm_train", "policy update"), ("baselines/rlcer_ppo", "critic_policy update")],
+)  # fmt: skip
+def test_programs_of_further_models_compile(config, program, tmp_path):
+    """A second judge of another family, a reward model and a critic: one layer, to see that the shapes are the run's."""
+    s = slice_of("v4:2x2x4", layers=1, config=config)
+    s.check()
+    made = compile_one(s, program, tmp_path, full=True)
+    assert made.in_place and made.memory.peak < 4 * GIB

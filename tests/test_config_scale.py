@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 import pytest
+import scripted_model
 from train_support import REPO, Recorder, shared_programs
 
 from coevo_jax.cli import parse_flags, resolve
-from coevo_jax.config import Experiment, ModelConfig
+from coevo_jax.config import Experiment, ModelConfig, RubricConfig
 from coevo_jax.config.load import load_config
 from coevo_jax.config.model import STAND_IN, api_model
-from coevo_jax.config.override import diff, get_at, replace_at
+from coevo_jax.config.override import diff, get_at, key_types, replace_at
 from coevo_jax.config.scale import ENDPOINTS, MOST, SMOKE, SOURCES, TURNS, shrink
 from coevo_jax.config.several import rule_of, serving
 from coevo_jax.config.validate import validate
@@ -19,6 +21,9 @@ from coevo_jax.methods.evolm import stages
 from coevo_jax.models.export import export_hf
 from coevo_jax.models.load import load_with_head
 from coevo_jax.records.metrics import read_metrics
+from coevo_jax.rubrics import parse_rubric
+from coevo_jax.text.chat import ChatTokenizer
+from coevo_jax.text.prompts import prompt_slots, render_prompt
 from coevo_jax.train import train
 
 CONFIGS = sorted(p for p in (REPO / "configs").glob("**/*.py") if not p.name.startswith("_"))
@@ -81,8 +86,9 @@ def test_a_judge_behind_an_endpoint_and_the_oracle_stay() -> None:
 GROUPS = {
     "reward": ("rubric.",), "k": ("schedule.",), "signal": ("pairs.",), "gap": ("pairs.",), "judge": ("judge.",),
     "panel": ("panel.", "rubric.reward"), "curriculum": ("panel.", "judge."), "coevolve": ("policies.", "generator.mode"),
-    "frozen": ("pairs.", "schedule.order", "panel."), "transfer": ("policy.", "answer.", "generator.", "schedule."),
-    "roles": ("policy.", "answer.", "generator.", "rubric_sampling."),
+    "frozen": ("pairs.", "schedule.order", "panel."),
+    "transfer": ("policy.", "answer.", "generator.", "schedule.", "rubric_sampling."),
+    "roles": ("policy.", "answer.", "generator.", "rubric_sampling.", "sampler."),
 }  # fmt: skip
 
 
@@ -107,35 +113,76 @@ def test_an_ablation_changes_what_it_says_and_is_what_its_name_says(path: pathli
 OTHERS = [p for p in (*SIBLINGS, *ABLATIONS) if p != MAIN]
 
 
-@pytest.mark.parametrize("path", [MAIN, *(pytest.param(p, marks=pytest.mark.slow) for p in OTHERS)], ids=lambda p: p.stem)
-def test_it_runs_shrunk(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Two updates a phase through sampler, parser, judge, replay buffer and update. The small model can't follow real prompts:
-    most rubrics are invalid, which is an outcome, and few groups have two rewards."""
+@pytest.fixture(scope="module")
+def obedient(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A model that writes rubrics, verdicts and answers in the forms that the prompts ask for."""
+    return scripted_model.make(tmp_path_factory.mktemp("scripted") / "model")
+
+
+OBEYED = ("evolm", "rlcer")  # modes whose prompts the scripted model knows
+
+
+def run_shrunk(path: pathlib.Path, source: pathlib.Path, folder: pathlib.Path) -> tuple[Experiment, list[dict[str, Any]]]:
+    """The smoke run of a config, under the paper's prompts with that model wherever 'tiny' was; its rows. Each role's trained
+    something."""
     cfg = smoke(path)
+    if cfg.schedule.mode in OBEYED:  # other modes are small in words of their own
+        for key in [k for k in key_types(cfg) if k.endswith(".source") and get_at(cfg, k) == "tiny"]:
+            cfg = replace_at(cfg, key, str(source))
+    if cfg.schedule.mode == "rlcer":
+        (folder / "prompts.jsonl").write_text("".join(f'{{"prompt": "What is {i}?", "reference": "4"}}\n' for i in range(40)))
+        cfg = replace_at(cfg, "data.prompts", str(folder / "prompts.jsonl"))
+    if cfg.judge.protocol == "scalar":
+        cfg = replace_at(cfg, "judge.source", str(reward_folder(folder / "reward")))
     with shared_programs():
-        assert train(cfg, str(tmp_path / "run"), Recorder())
-    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+        assert train(cfg, str(folder / "run"), Recorder())
+    rows = read_metrics(folder / "run" / "metrics.jsonl")
+    for role in {row["role"] for row in rows} if cfg.schedule.mode in (*OBEYED, "reward") else ():
+        assert any(not row.get("update/skipped") and row["grad_norm"] > 0 for row in rows if row["role"] == role), role
+    for row in rows:
+        assert row.get("judge/failure_share", 0.0) < 0.5
+    return cfg, rows
+
+
+@pytest.mark.parametrize("path", [MAIN, *(pytest.param(p, marks=pytest.mark.slow) for p in OTHERS)], ids=lambda p: p.stem)
+def test_it_runs_shrunk(path: pathlib.Path, obedient: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Two updates a phase through sampler, parser, judge, replay buffer and update."""
+    cfg, rows = run_shrunk(path, obedient, tmp_path)
     roles = [s.role for s in stages(cfg) for _ in range(s.updates)]
     assert [row["role"] for row in rows] == roles and len(roles) >= 2
     assert all(row["tokens/sampled"] > 0 for row in rows)
-    assert any(key.startswith("api/") for key in rows[0]) == bool(api_model(cfg.judge.source))
+    if cfg.schedule.mode == "evolm":
+        assert all(row["judge/verdicts"] > 0 for row in rows) and any(row["rubric/valid_share"] > 0 for row in rows)
+    asked = [row["api/judge/requests"] for row in rows if "api/judge/requests" in row]
+    assert bool(asked) == bool(api_model(cfg.judge.source)) and all(asked)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", BASELINES, ids=lambda p: p.stem)
-def test_a_baseline_runs_shrunk(path: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The small model's verdicts are mostly failures, which train nothing."""
-    cfg = smoke(path)
-    if cfg.judge.protocol == "scalar":
-        cfg = replace_at(cfg, "judge.source", str(reward_folder(tmp_path / "reward")))
-    with shared_programs():
-        assert train(cfg, str(tmp_path / "run"), Recorder())
-    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+def test_a_baseline_runs_shrunk(path: pathlib.Path, obedient: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    cfg, rows = run_shrunk(path, obedient, tmp_path)
     assert len(rows) == cfg.schedule.k * cfg.schedule.cycles * (2 if cfg.schedule.order == "generator_first" else 1)
-    if cfg.schedule.mode == "reward":
-        assert all(row["grad_norm"] > 0 for row in rows)
-    else:
-        assert all(row["tokens/sampled"] > 0 for row in rows)
+    assert cfg.schedule.mode == "reward" or all(row["tokens/sampled"] > 0 for row in rows)
+
+
+def test_the_scripted_model_obeys_in_every_form(obedient: pathlib.Path) -> None:
+    """The words by which it knows a prompt stand in the package's templates, and what it writes reads."""
+    tokenizer = ChatTokenizer.load(obedient)
+    slots = dict.fromkeys(("question", "rubric", "answer", "answer_a", "answer_b", "criterion", "reference"), "x")
+    for template, opening in (
+        ("judge_score", "<|score|>"), ("judge_likert", "<|rating|>"), ("judge_reference", "<|rating|>"),
+        ("judge_rubric_rating", "<|rating|>"), ("criterion_yes_no", "<|yes|>"), ("judge_points", "<|points|>"),
+        ("judge_pair", "<|pair|>"), ("question_inference", "<|question|>"), ("rubric_points", "<|write_points|>"),
+        ("rubric_rar", "<|write_rar|>"), ("rubric_long", "<|write|>"), ("rubric_dealbreaker", "<|write|>"),
+    ):  # fmt: skip
+        own = {name: text for name, text in slots.items() if name in prompt_slots(template)}
+        ids = tokenizer.render_messages(render_prompt(template, **own), thinking=False)
+        assert tokenizer._tok.convert_ids_to_tokens(ids[-1]) == opening, template
+    rubric = scripted_model.FIRST[0] + scripted_model.SECOND[0]
+    ids = tokenizer._tok.encode(rubric, add_special_tokens=False)
+    assert len(ids) == 2 and tokenizer.decode(ids) == rubric and parse_rubric(rubric, RubricConfig()).ok
+    bad = scripted_model.FIRST[0] + scripted_model.INVALID[0]
+    assert not parse_rubric(bad, RubricConfig()).ok
 
 
 def reward_folder(out: pathlib.Path) -> pathlib.Path:

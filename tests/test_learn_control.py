@@ -23,7 +23,7 @@ from coevo_jax.sampler import Completion
 
 @pytest.mark.parametrize(("length", "penalty"), [(80, 0.0), (79, 0.0), (90, -0.5), (100, -1.0), (101, -1.0)])
 def test_soft_overlong(length, penalty):
-    """Golden vector: 100 tokens at most, a buffer of 20."""
+    """Golden vector M16: 100 tokens at most, a buffer of 20."""
     assert soft_overlong(length, 100, 20) == penalty
 
 

@@ -70,7 +70,7 @@ def test_the_loss_by_hand(center):
 
 
 def test_the_golden_pair():
-    """Bradley-Terry of r = (1.5, 0.5): log(1 + exp(-1))."""
+    """M18, Bradley-Terry of r = (1.5, 0.5): log(1 + exp(-1))."""
     pair = PairSample(np.asarray([3, 4]), np.asarray([5]))
     batch, placed = one_row([pair], np.asarray([[1.5, 0.5]], np.float32))
     assert float(preference_loss(placed, batch, np.float32(1), RewardConfig())[0]) == pytest.approx(0.3132617, abs=1e-6)

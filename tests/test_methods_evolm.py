@@ -24,6 +24,7 @@ from coevo_jax.system import System
 
 
 def test_the_margin_reward_of_the_paper() -> None:
+    """M5."""
     cfg = RubricConfig(reward="margin", alpha=0.7)
     assert rubric_reward(0.8, 0.35, 1.0, cfg) == pytest.approx(0.615, abs=1e-12)
     assert rubric_reward(0.35, 0.8, 1.0, cfg) == pytest.approx(-0.015, abs=1e-12)

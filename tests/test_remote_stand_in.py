@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import socket
 import urllib.parse
@@ -15,6 +16,7 @@ from coevo_jax.config.model import STAND_IN
 from coevo_jax.config.override import apply_overrides
 from coevo_jax.config.validate import validate
 from coevo_jax.errors import UserError
+from coevo_jax.judges import make_pair_judge
 from coevo_jax.judges.base import JudgeItem
 from coevo_jax.judges.endpoint import make
 from coevo_jax.records.metrics import read_metrics
@@ -31,7 +33,7 @@ def items(count: int) -> list[JudgeItem]:
     return [JudgeItem(ITEM.question, ITEM.rubric, f"That {i}.", i, reference="That") for i in range(count)]
 
 
-@pytest.mark.parametrize("protocol", [kind for kind in SAYS if not kind.startswith("rubric")])
+@pytest.mark.parametrize("protocol", [kind for kind in SAYS if " " not in kind])
 def test_every_protocol_reads_what_it_says_and_answers_get_several_scores(protocol: str) -> None:
     ends = [Played("judge", "m", HOW, protocol, {}) for _ in range(2)]
     try:
@@ -40,6 +42,18 @@ def test_every_protocol_reads_what_it_says_and_answers_get_several_scores(protoc
         for e in ends:
             e.close()
     assert None not in first and first == second and len(set(first)) > 1  # another process would say the same
+
+
+def test_a_judge_of_pairs_reads_both_of_its_forms() -> None:
+    cfg, played = JudgeConfig(protocol="json_score", pairs="pairwise"), Played("judge", "m", HOW, "json_score pairwise", {})
+    try:
+        alone = make(cfg, played).judge(items(8), 0)
+        pairs = make_pair_judge(cfg, None, None, None, 0, played)
+        assert pairs is not None
+        beside = pairs.judge([dataclasses.replace(item, other="This.") for item in items(8)], 0)
+    finally:
+        played.close()
+    assert None not in {v.score for v in alone} and {v.score for v in beside} == {0.0, 1.0}
 
 
 @pytest.mark.parametrize("schema", ["json_criteria", "rar"])

@@ -12,9 +12,15 @@ from coevo_jax.models.spec import ModelSpec
 
 
 def product_parameters(spec: ModelSpec) -> int:
-    """Parameters that take part in products with a token, the vocabulary head included, embedding rows and norms left out."""
+    """Parameters that take part in products with a token, the vocabulary head included (a reward model has none), embedding rows
+    and norms left out."""
     attention = spec.hidden_size * spec.head_dim * (2 * spec.heads + 2 * spec.kv_heads)
-    return spec.layers * (attention + 3 * spec.hidden_size * spec.mlp_size) + spec.vocab_size * spec.hidden_size
+    return spec.layers * (attention + 3 * spec.hidden_size * spec.mlp_size) + head_parameters(spec)
+
+
+def head_parameters(spec: ModelSpec) -> int:
+    """Of the vocabulary's head."""
+    return 0 if spec.scalar else spec.vocab_size * spec.hidden_size
 
 
 def useful_update_flops(spec: ModelSpec, lengths: Iterable[int]) -> float:

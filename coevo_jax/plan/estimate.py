@@ -11,6 +11,7 @@ import math
 from coevo_jax.config import Experiment
 from coevo_jax.cost import product_parameters
 from coevo_jax.cost.program import OF_BANDWIDTH, OF_PEAK
+from coevo_jax.cost.useful import head_parameters
 from coevo_jax.learn.update import rows_devices
 from coevo_jax.models.remat import kept_bytes, kept_parts, made_again
 from coevo_jax.plan.calls import calls, has_steps
@@ -65,11 +66,11 @@ def update_bytes(s: Slice) -> float:
     alive = at_a_time(s, residents(s))
     beside = sum(n for name, n in alive.items() if not name.endswith("decode copy"))
     gradients = alive["policy parameters"] * 4 / {"float32": 4, "bfloat16": 2}[s.cfg.policy.param_dtype]
-    layer = (product_parameters(spec) - spec.vocab_size * spec.hidden_size) / spec.layers
+    layer = (product_parameters(spec) - head_parameters(spec)) / spec.layers
     gathered = 2 * 2.0 * layer / (shared if s.cfg.mesh.train == "tensor" else 1)
     tokens = tokens / shared if s.cfg.mesh.train == "context" else tokens
     work = tokens * (10.0 * spec.mlp_size / (1 if s.cfg.mesh.train == "context" else shared) + 8.0 * spec.hidden_size) + gathered
-    head = 8.0 * spec.vocab_size * spec.hidden_size / s.mesh.shape["tensor"]
+    head = 8.0 * head_parameters(spec) / s.mesh.shape["tensor"]
     return beside + gradients + tokens * kept_bytes(spec, s.cfg.update.remat) * spec.layers + work + head
 
 

@@ -37,9 +37,10 @@ def _rar_rubric(x: float) -> str:
     return json.dumps({"items": items})
 
 
-# By what a role is asked for: a judge's protocol, or 'rubric' and the schema.
+# By what a role is asked for: a judge's protocol (and 'pairwise' where it judges pairs side by side), or 'rubric' and the schema.
 SAYS: dict[str, Say] = {
     "json_score": lambda x: json.dumps({"reasoning": "a stand-in does not read", "score": round(x, 3)}),
+    "json_score pairwise": lambda x: json.dumps({"score": round(x, 3), "winner": "AB"[int(2 * x)]}),
     "likert": _rating,
     "likert_reference": _rating,
     "rar_implicit": _rating,

@@ -5,7 +5,7 @@ The paper's rubrics are written before training and beside a reference: for thos
         --config.policy.source=/models/Qwen3-8B --config.judge.source=/models/Qwen3-1.7B --config.data.prompts=tulu3_prompts.jsonl
 
 Data, policy and updates: those of configs/evolm/qwen3_8b.py. Hardware: a v5p-16 or v4-32 slice; never run on a TPU.
-Expected by the paper: 12-task average 67.5, with GPT-4.1 as the writer (its App. A.6; generator.* as in gpt41_prompted.py).
+Expected: no number in the paper, whose row of RaR has GPT-4.1 as the writer (rar_gpt41.py).
 """
 
 from coevo_jax.config import Experiment

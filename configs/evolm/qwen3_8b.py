@@ -18,6 +18,8 @@ Where the released code differs and a switch brings that back (docs/paper.md has
   compat.failed_to_mean=true                a failed verdict takes the mean of its group
   compat.top_p=0.95                         truncated sampling while the loss uses the whole vocabulary
   rubric.reward=binary rubric.alpha=1.0 rubric.prompt=rubric_long   the defaults of the released launch files
+Where the paper and the released code differ and this config follows the code:
+  judge.sampling.temperature=0.6            the paper's Table 10 says 0; configs/ablations/judge_greedy.py is that
 """
 
 from coevo_jax.config import (
