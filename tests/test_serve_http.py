@@ -353,6 +353,29 @@ def test_a_look_at_a_client_that_says_nothing_never_waits() -> None:
     ours.close()
 
 
+def test_kept_connections_never_wait_for_each_other() -> None:
+    """Judging by rules alone, so that much passes in little time; a reply that takes seconds has met a lock."""
+    with serving(system_of("", "oracle")) as (client, service):
+        service.watcher._every = 0.001  # looks as often as it can
+
+        def one(number: int) -> float:
+            connection = http.client.HTTPConnection("127.0.0.1", client.port, timeout=10)
+            worst = 0.0
+            for turn in range(30):
+                answer = WORDS[(number + turn) % len(WORDS)]
+                body = json.dumps({"question": QUESTION, "answers": [answer], "rubric": RUBRIC})
+                started = time.monotonic()
+                connection.request("POST", "/v1/scores", body, {"Content-Type": "application/json"})
+                said = json.loads(connection.getresponse().read())
+                worst = max(worst, time.monotonic() - started)
+                assert said["answers"][0]["score"] == pytest.approx(rule_score(RUBRIC["criteria"], answer))
+            connection.close()
+            return worst
+
+        with concurrent.futures.ThreadPoolExecutor(24) as pool:
+            assert max(pool.map(one, range(24))) < 8
+
+
 def test_a_batch_that_nobody_waits_for_is_stopped(system) -> None:
     gated = Gated(system)
     with serving(gated, gather_s=0.0) as (client, service):
