@@ -18,6 +18,7 @@ from test_remote_run import judge_by_rule
 from coevo_jax.judges.world import WORDS
 from coevo_jax.serve.asks import ChatResult, Said
 from coevo_jax.serve.limits import Limits, Rate
+from coevo_jax.serve.server import Watcher
 
 TOKEN = "a-token-of-tests"
 
@@ -331,6 +332,48 @@ def test_a_dropped_connection_leaves_the_queue(system) -> None:
         assert first.result().status == 200 and client.scores([GOOD]).status == 200
         assert all("dropped" not in batch for batch in gated.seen)
         assert service.worker.status()["cancelled"] == 1 and service.counts["hung_up"] == 1
+
+
+def test_a_look_at_a_client_that_says_nothing_never_waits() -> None:
+    """Between an event and the look, the connection may have gone on to its next request: all others would wait with it."""
+    watcher, (ours, theirs), gone = Watcher(every_s=60), socket.socketpair(), threading.Event()
+    ours.settimeout(20)
+    with watcher.watch(ours, gone.set):
+        started = time.monotonic()
+        watcher._look(ours.fileno())
+        assert time.monotonic() - started < 5 and not gone.is_set()
+        theirs.sendall(b"the next request")
+        watcher._look(ours.fileno())
+        assert not gone.is_set()
+        ours.recv(100)
+        theirs.close()
+        watcher._look(ours.fileno())
+        assert gone.is_set()
+    watcher.close()
+    ours.close()
+
+
+def test_kept_connections_never_wait_for_each_other() -> None:
+    """Judging by rules alone, so that much passes in little time; a reply that takes seconds has met a lock."""
+    with serving(system_of("", "oracle")) as (client, service):
+        service.watcher._every = 0.001  # looks as often as it can
+
+        def one(number: int) -> float:
+            connection = http.client.HTTPConnection("127.0.0.1", client.port, timeout=10)
+            worst = 0.0
+            for turn in range(30):
+                answer = WORDS[(number + turn) % len(WORDS)]
+                body = json.dumps({"question": QUESTION, "answers": [answer], "rubric": RUBRIC})
+                started = time.monotonic()
+                connection.request("POST", "/v1/scores", body, {"Content-Type": "application/json"})
+                said = json.loads(connection.getresponse().read())
+                worst = max(worst, time.monotonic() - started)
+                assert said["answers"][0]["score"] == pytest.approx(rule_score(RUBRIC["criteria"], answer))
+            connection.close()
+            return worst
+
+        with concurrent.futures.ThreadPoolExecutor(24) as pool:
+            assert max(pool.map(one, range(24))) < 8
 
 
 def test_a_batch_that_nobody_waits_for_is_stopped(system) -> None:

@@ -162,6 +162,10 @@ class Watcher:
             if number not in self._waiting:
                 return
             sock, gone = self._waiting[number]
+            own = select.poll()  # again, since it may wait for another request by now; a socket with a timeout would block
+            own.register(number, self.EVENTS)
+            if not own.poll(0):
+                return
             try:
                 ended = sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
             except BlockingIOError:
