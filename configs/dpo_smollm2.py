@@ -4,7 +4,7 @@
     python run.py --config=configs/dpo_smollm2.py --workdir=runs/mine --config.dpo.data=pairs.jsonl  # {prompt, chosen, rejected}
 
 Hardware: 2 cores and 8 GB. Expected: heldout/rewards/accuracies rises from about one half as the model learns what the pairs
-prefer; the loss begins at ln 2 = 0.693. docs/trainers.md says what the reference is and what a run gave.
+prefer; the loss begins at ln 2 = 0.693. docs/trainers.md says what the reference is.
 """
 
 from coevo_jax.config import (

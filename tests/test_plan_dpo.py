@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 import jax
+import numpy as np
 import pytest
 
 from coevo_jax import aot
@@ -58,11 +59,9 @@ def test_the_programs_are_traced_over_the_runs_shapes(program: str) -> None:
     planned = programs(s)[program]()
     assert isinstance(planned, Planned) and jax.eval_shape(planned.function, *planned.args) is not None
     assert (planned.donated > 0) == program.endswith("update")
-    import numpy as np
-
     ids = np.ones(4, np.int32)
-    made = pack_preferences([PreferenceSample(ids, ids, ids)], s.cfg.update, devices=len(jax.devices()), most=8)
-    planned_batch = preference_batch(s, 8)
+    made = pack_preferences([PreferenceSample(ids, ids, ids)], s.cfg.update, devices=len(jax.devices()), most=24)
+    planned_batch = preference_batch(s, 24)
     assert isinstance(planned_batch, PreferenceBatch)
     like = jax.tree.map(lambda x: (x.shape, x.dtype), made)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), planned_batch) == like

@@ -277,6 +277,7 @@ def test_iterations_raise_the_true_quality(tmp_path: pathlib.Path, questions: st
         ([*DPO, "dpo.max_tokens=999"], "above update.pack_length"),
         ([*DPO, "update.inner_iterations=2"], "would be ignored"),
         ([*ITERATED, "dpo.heldout=3"], "dpo.heldout=3 would be ignored"),
+        ([*ITERATED, "dpo.max_tokens=30"], "dpo.max_tokens=30 would be ignored"),
         ([*ITERATED, "dpo.answers=3"], "without a partner"),
         ([*ITERATED, "dpo.compare=3"], "above schedule.k=2"),
         ([*ITERATED, "rubric.source=generator"], "would write the rubrics of its labels"),

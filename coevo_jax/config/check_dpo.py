@@ -9,7 +9,8 @@ from coevo_jax.config.dpo import DpoConfig
 from coevo_jax.config.several import require
 
 OFFLINE, ITERATED = "dpo", "iterated_dpo"
-USERS = (OFFLINE, ITERATED)  # modes that read `dpo`
+ALONE = (OFFLINE, ITERATED)  # modes that train by DPO and nothing else
+USERS = ALONE  # modes that read `dpo`
 LOSSES = ("sigmoid", "robust", "hinge", "ipo", "sigmoid_norm", "sppo", "apo_zero")
 SMOOTHED = ("sigmoid", "sigmoid_norm", "robust")
 CHOICES = {"dpo.loss": LOSSES}
@@ -18,7 +19,7 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("dpo.sft_weight", "dpo.max_tokens", "dpo.heldout", "dpo.updates", "dpo.compare"), (0, math.inf)),
     "dpo.answers": (2, 64),
 }
-ONLY_OFFLINE = ("data", "heldout", "eval_every")
+ONLY_OFFLINE = ("data", "max_tokens", "heldout", "eval_every")
 ONLY_ITERATED = ("answers", "updates", "keep_truncated", "compare")
 
 

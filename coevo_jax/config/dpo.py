@@ -16,7 +16,7 @@ class DpoConfig:
     label_smoothing: float = 0.0  # share of labels taken to be wrong: sigmoid, sigmoid_norm and robust
     sft_weight: float = 0.0  # of the chosen answer's cross-entropy, a token
     pairs: int = 64  # of an update
-    max_tokens: int = 0  # of a prompt and its longer answer, 0 = update.pack_length; longer ones: data.over_limit
+    max_tokens: int = 0  # dpo: of a prompt and its longer answer, 0 = update.pack_length; longer ones: data.over_limit
     heldout: int = 0  # dpo: pairs set aside (the last ones of the seed's order), never trained on
     eval_every: int = 50  # dpo: updates between two looks at them
     answers: int = 2  # iterated_dpo: of a question; they make answers / 2 pairs

@@ -11,7 +11,7 @@ import math
 import jax.numpy as jnp
 
 from coevo_jax import aot
-from coevo_jax.config.check_dpo import USERS as DPO_MODES
+from coevo_jax.config.check_dpo import ALONE as DPO_MODES
 from coevo_jax.learn.publish import same_places
 from coevo_jax.learn.update import rows_devices
 from coevo_jax.mesh import mesh_axes

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from coevo_jax.config import Experiment
-from coevo_jax.config.check_dpo import ITERATED, USERS
+from coevo_jax.config.check_dpo import ALONE, ITERATED
 from coevo_jax.learn.preference import PreferenceBatch, make_preference_update, make_reference_logps
 from coevo_jax.learn.update import make_optimizer, rows_devices
 from coevo_jax.models.spec import ModelSpec
@@ -22,8 +22,8 @@ from coevo_jax.plan.programs import Planned, publish_program, train_state, train
 
 
 def on_pairs(cfg: Experiment) -> bool:
-    """Does the run train by DPO?"""
-    return cfg.schedule.mode in USERS
+    """Does the run train by DPO alone?"""
+    return cfg.schedule.mode in ALONE
 
 
 def preference_batch(s: Slice, pairs: int) -> PreferenceBatch:

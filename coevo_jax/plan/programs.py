@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from coevo_jax.config.check_dpo import USERS as DPO_MODES
+from coevo_jax.config.check_dpo import ALONE as DPO_MODES
 from coevo_jax.critic import critic_optimizer
 from coevo_jax.learn.critic import ValueBatch, make_critic_update, make_estimate
 from coevo_jax.learn.losses import resolve_loss
