@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from coevo_jax.config.dpo import DpoConfig
+from coevo_jax.config.dynamic import DynamicConfig
 from coevo_jax.config.learn import AdvantageConfig, LossConfig, OptimizerConfig, UpdateConfig
 from coevo_jax.config.model import (
     EndpointConfig,
@@ -53,6 +54,7 @@ class Experiment:
     reward: RewardConfig = RewardConfig()
     dpo: DpoConfig = DpoConfig()
     rlcer: RlcerConfig = RlcerConfig()
+    dynamic: DynamicConfig = DynamicConfig()
     critic: CriticConfig = CriticConfig()
     control: ControlConfig = ControlConfig()
     heldout_judge: JudgeConfig = JudgeConfig(source="")  # scores some answers and rewards none; '' = none
@@ -73,6 +75,7 @@ __all__ = [
     "CriticConfig",
     "DataConfig",
     "DpoConfig",
+    "DynamicConfig",
     "EndpointConfig",
     "Experiment",
     "GeneratorConfig",

@@ -14,6 +14,9 @@ class DataConfig:
 
     prompts: str = "demo"
     prompt_column: str = "prompt"
+    rankings: str = (
+        "labelled"  # dynamic: ranked answers {prompt, answers, scores or ranks}; 'labelled', 'tiny' (bundled) or files
+    )
     max_prompt_tokens: int = 256
     over_limit: str = "filter"  # filter | refuse
     heldout: int = 0  # prompts set aside (the last ones of the seed's order)
@@ -27,7 +30,7 @@ class RubricConfig:
     # | data (the record's 'rubric', in the form of `schema`). The last three need schedule.order=policy_only.
     source: str = "generator"
     prompt: str = "rubric_dealbreaker"  # rubric_long | rubric_dealbreaker, or a path to a template file
-    schema: str = "json_criteria"  # json_criteria | rar | points (RLCER; coevo_jax/rubrics, one file a schema)
+    schema: str = "json_criteria"  # json_criteria | rar | points (RLCER) | weighted_items; one file each in rubrics/
     reward: str = "margin"  # margin | binary | separation | log_sigmoid
     separation_weight: float = 0.3
     alpha: float = 0.7  # alpha * reward + (1 - alpha) * format
@@ -68,7 +71,7 @@ class ScheduleConfig:
     k: int = 50
     prompts: int = 64  # prompt slots of an update
     group: int = 8  # samples a prompt
-    # evolm | sft | verifiable | rlcer (RlcerConfig) | reward (RewardConfig) | dpo, iterated_dpo (DpoConfig)
+    # evolm | sft | verifiable | rlcer (RlcerConfig) | reward (RewardConfig) | dpo, iterated_dpo (DpoConfig) | dynamic (DynamicConfig)
     mode: str = "evolm"
     verifier: str = ""  # verifiable, rlcer: dotted path 'module:function'
 

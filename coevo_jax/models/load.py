@@ -33,7 +33,8 @@ from coevo_jax.models.scalar import HEAD, Body, check_head, fresh_head
 from coevo_jax.models.spec import ModelSpec, spec_from_hf, spec_to_hf
 
 TINY = pathlib.Path(__file__).parent.parent / "judges" / "tiny_world" / "model"
-NAMED = ("smollm2", "tiny")
+TINY_DYNAMIC = TINY.parent / "dynamic"  # reads answers and writes weighted items (docs/dynamic_rubric.md)
+NAMED = ("smollm2", "tiny", "tiny_dynamic")
 TOKENIZER_VERSION = 1  # of the files made from a GGUF; a change makes them again
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -146,7 +147,7 @@ def write_config(spec: ModelSpec, tokenizer_folder: pathlib.Path, dtype: Any, fo
 def _resolve(source: str) -> pathlib.Path:
     if source == "smollm2":
         return smollm2.fetch()
-    path = TINY if source == "tiny" else pathlib.Path(source).expanduser()
+    path = {"tiny": TINY, "tiny_dynamic": TINY_DYNAMIC}.get(source) or pathlib.Path(source).expanduser()
     if not path.exists():
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         close = nearest(path.name, siblings)
