@@ -17,9 +17,9 @@ from coevo_jax.config.override import diff, get_at, key_types, replace_at
 from coevo_jax.config.scale import ENDPOINTS, MOST, SMOKE, SOURCES, TURNS, shrink
 from coevo_jax.config.several import rule_of, serving
 from coevo_jax.config.validate import validate
-from coevo_jax.methods.evolm import stages
 from coevo_jax.models.export import export_hf
 from coevo_jax.models.load import load_with_head
+from coevo_jax.modes import MODES
 from coevo_jax.records.metrics import read_metrics
 from coevo_jax.rubrics import parse_rubric
 from coevo_jax.text.chat import ChatTokenizer
@@ -31,6 +31,7 @@ BASELINES = sorted(p for p in (REPO / "configs" / "baselines").glob("*.py") if n
 ABLATIONS = sorted((REPO / "configs" / "ablations").glob("*.py"))
 SIBLINGS = sorted(p for p in (REPO / "configs" / "evolm").glob("*.py") if not p.name.startswith("_"))
 MAIN = REPO / "configs" / "evolm" / "qwen3_8b.py"
+MAINS = {"dynamic": REPO / "configs" / "dynamic_rubric_qwen3_8b.py"}  # of ablations of another method, by their first word
 # What smoke may never touch (issue: rubric source, schema, judge protocol, parser, order, reward, trainer, schedule).
 KEPT = (
     "rubric", "loss", "optimizer", "compat", "generator.mode", "generator.frozen", "judge.protocol", "judge.retries",
@@ -39,7 +40,9 @@ KEPT = (
     "pairs.temporal", "pairs.inferred", "pairs.conditioned", "pairs.frozen", "pairs.dataset", "pairs.leak_words",
     "pairs.on_empty", "pairs.inference_prompt", "pairs.conditioned_prompt", "answer.temperature", "answer.top_p",
     "rubric_sampling.temperature", "update.inner_iterations", "update.share_prefix",
-    "rlcer", "reward.margin", "reward.center", "critic.gamma", "critic.lam",
+    "rlcer", "dynamic.objectives", "dynamic.anchor_weight", "dynamic.anchor_loss", "dynamic.tau", "dynamic.conditioned",
+    "dynamic.shuffle", "dynamic.yes_above", "dynamic.prompt", "dynamic.blind_prompt",
+    "reward.margin", "reward.center", "critic.gamma", "critic.lam",
     "critic.clip", "critic.lr", "control.overlong_penalty", "control.rubric_dropout", "control.length_correlation",
     "heldout_judge.protocol",
 )  # fmt: skip
@@ -88,15 +91,15 @@ GROUPS = {
     "panel": ("panel.", "rubric.reward"), "curriculum": ("panel.", "judge."), "coevolve": ("policies.", "generator.mode"),
     "frozen": ("pairs.", "schedule.order", "panel."),
     "transfer": ("policy.", "answer.", "generator.", "schedule.", "rubric_sampling."),
-    "roles": ("policy.", "answer.", "generator.", "rubric_sampling.", "sampler."),
+    "roles": ("policy.", "answer.", "generator.", "rubric_sampling.", "sampler."), "dynamic": ("dynamic.",),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("path", ABLATIONS, ids=lambda p: p.stem)
 def test_an_ablation_changes_what_it_says_and_is_what_its_name_says(path: pathlib.Path) -> None:
-    main, cfg = load_config(str(MAIN)), load_config(str(path))
-    validate(cfg)
     kind = path.stem.split("_")[0]
+    main, cfg = load_config(str(MAINS.get(kind, MAIN))), load_config(str(path))
+    validate(cfg)
     changed = [key for key in diff(main, cfg) if key != "name"]
     assert cfg.name == path.stem and changed and all(key.startswith(GROUPS[kind]) for key in changed)
     if kind == "k":
@@ -148,7 +151,7 @@ def run_shrunk(path: pathlib.Path, source: pathlib.Path, folder: pathlib.Path) -
 def test_it_runs_shrunk(path: pathlib.Path, obedient: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Two updates a phase through sampler, parser, judge, replay buffer and update."""
     cfg, rows = run_shrunk(path, obedient, tmp_path)
-    roles = [s.role for s in stages(cfg) for _ in range(s.updates)]
+    roles = [s.role for s in MODES[cfg.schedule.mode].stages(cfg) for _ in range(s.updates)]
     assert [row["role"] for row in rows] == roles and len(roles) >= 2
     assert all(row["tokens/sampled"] > 0 for row in rows)
     if cfg.schedule.mode == "evolm":

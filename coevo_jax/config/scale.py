@@ -20,6 +20,7 @@ SMOKE: dict[str, Any] = {
     "policy.sha256": "",
     "judge.sha256": "",
     "data.prompts": "tiny",
+    "data.rankings": "tiny",
     "data.prompt_column": "prompt",
     "data.max_prompt_tokens": 64,
     "data.heldout": 0,
@@ -78,6 +79,8 @@ MOST = {  # kept where they are less
     "warmup.updates": 2, "run.keep": 2, "control.overlong_buffer": 6, "control.heldout_answers": 2,
     "critic.warmup_updates": 1, "reward.heldout": 4, "warmup.heldout": 4,
     "dpo.heldout": 4, "dpo.updates": 2, "dpo.compare": 1, "dpo.answers": 2, "dpo.pairs": 4, "dpo.max_tokens": 0,
+    "dynamic.candidates": 2, "dynamic.group": 2, "dynamic.generator_updates": 2, "dynamic.policy_updates": 2,
+    "dynamic.static_from": 2, "dynamic.min_anchors": 2, "dynamic.min_characters": 0,
 }  # fmt: skip
 
 
@@ -103,6 +106,10 @@ def shrink(cfg: Experiment) -> Experiment:
             cfg = replace_at(cfg, f"{role}.{key}", value)
     starts = sorted({0, *cfg.panel.from_cycle})
     cfg = replace_at(cfg, TURNS, tuple(starts.index(start) for start in cfg.panel.from_cycle))
+    if cfg.schedule.mode == "dynamic":
+        cfg = replace_at(replace_at(cfg, "policy.source", "tiny_dynamic"), "warmup.data", "tiny_dynamic")
+        cfg = replace_at(cfg, "dynamic.new_rankings", ("tiny",) * min(1, len(cfg.dynamic.new_rankings)))
+        starts = [*starts, len(starts)]  # a round with the generator frozen
     cycles = 1 if cfg.schedule.order == "generator_first" else max(len(starts), len(cfg.policies) + 1)
     cfg = replace_at(cfg, "schedule.cycles", cycles)
     if cfg.warmup.epochs:

@@ -318,15 +318,18 @@ def _listed(table: np.ndarray) -> list[list[float | None]]:
 
 
 def _settle(ctx: Context, group: Group, facts: Facts) -> None:
-    """Invalid rubrics get R_disc 0 and the group's least R_anchor. A member's reward is what trains: the sum of both advantages,
-    None where the verifier failed."""
+    """Invalid rubrics get R_disc 0 and the group's least R_anchor. A member's reward is what trains, the sum of both advantages,
+    which are its terms; None where the verifier failed."""
     anchors = [m.parts["anchor"] for m in group.members if "anchor" in m.parts]
     for member in group.members:
         if not member.parts["format"]:
             member.parts |= {"disc": 0.0, "anchor": min(anchors, default=0.0)}
-    advantages = weigh(ctx, [group], keep_all=True)
-    for member, value in zip(group.members, advantages.values):
+    options = ctx.cfg.dynamic
+    both, disc = (weigh(ctx, [group], objectives=o, skip=False) for o in (options.objectives, "discriminability"))
+    for member, value, own in zip(group.members, both.values, disc.values):
         member.reward = float(value) if "disc" in member.parts else None
+        if member.reward is not None and options.objectives == "both":
+            member.terms = {"disc": float(own), "anchor": float(value - own)}
     facts.mean("rubric/pair_accuracy", [m.parts["pair_accuracy"] for m in group.members if "pair_accuracy" in m.parts])
     facts.share("dynamic/equal_group_share", [_is_equal(group)])
 
@@ -336,17 +339,18 @@ def _is_equal(group: Group) -> bool:
     return all(m.parts["disc"] == 0.0 for m in group.members if "disc" in m.parts)
 
 
-def weigh(ctx: Context, groups: list[Group], keep_all: bool = False) -> Advantages:
-    """Advantages of two rewards. Groups in which every R_disc is 0 are skipped (where R_disc counts)."""
+def weigh(ctx: Context, groups: list[Group], objectives: str = "", skip: bool = True) -> Advantages:
+    """Advantages of two rewards (objectives: '' = the config's). Groups whose R_disc is all 0 are skipped where it counts."""
     members = [(group, member) for group in groups for member in group.members]
     ids = np.asarray([g.attempt * ctx.cfg.schedule.prompts + g.slot for g, _ in members], np.int64)
     disc, anchor = (np.asarray([m.parts.get(name, 0.0) for _, m in members], np.float64) for name in ("disc", "anchor"))
     valid = np.asarray(["disc" in m.parts for _, m in members], bool)
     options = ctx.cfg.dynamic
-    skipped = [] if keep_all or options.objectives == "anchor" else [
+    objectives = objectives or options.objectives
+    skipped = [] if not skip or objectives == "anchor" else [
         g.attempt * ctx.cfg.schedule.prompts + g.slot for g in groups if _is_equal(g)
     ]  # fmt: skip
-    return dynamic.two_objectives(disc, anchor, ids, valid, skipped, ctx.cfg.advantage, options.objectives, options.anchor_weight)
+    return dynamic.two_objectives(disc, anchor, ids, valid, skipped, ctx.cfg.advantage, objectives, options.anchor_weight)
 
 
 # ---------------------------------------------------------------------------------------------------- policy stage
