@@ -24,7 +24,7 @@ CONFIGS = sorted(
     str(path.relative_to(REPO))
     for folder in ("evolm", "ablations", "baselines")
     for path in (REPO / "configs" / folder).rglob("*.py")
-    if not path.name.startswith("_") and str(path.relative_to(REPO)) != MAIN
+    if not path.name.startswith(("_", "dynamic")) and str(path.relative_to(REPO)) != MAIN
 )
 
 # Items of these lists are compared with the main config's own record.

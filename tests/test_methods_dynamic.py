@@ -12,6 +12,7 @@ import pytest
 from train_support import REPO, system_of
 
 from coevo_jax.config import Experiment
+from coevo_jax.config.check_dynamic import check_dynamic
 from coevo_jax.config.load import load_config
 from coevo_jax.config.override import apply_overrides
 from coevo_jax.config.validate import validate
@@ -308,7 +309,6 @@ def test_alarms_of_what_is_watched():
         ("dynamic.new_rankings=a.jsonl,b.jsonl", "dynamic.new_rankings"),
         ("dynamic.group=1", "dynamic.group"),
         ("advantage.kind=gae", "advantage.kind"),
-        ("schedule.mode=evolm", "schema"),
     ],
 )
 def test_what_is_refused(override: str, where: str):
@@ -323,7 +323,7 @@ def test_what_is_refused(override: str, where: str):
         ("data.rankings=nowhere.jsonl", "data.rankings"),
         ("dynamic.test_share=1.0", "data.rankings"),
         ("dynamic.min_anchors=9", "data.rankings"),
-        ("sampler.max_prompt=64", "sampler.max_prompt"),
+        ("sampler.max_prompt=24", "sampler.max_prompt"),
         ("dynamic.prompt=world_dynamic_blind", "dynamic.prompt"),
     ],
 )
@@ -331,6 +331,11 @@ def test_what_is_refused_at_the_start(override: str, where: str):
     with pytest.raises(UserError) as caught:
         system_of(cfg=config("data.max_prompt_tokens=24", "dynamic.candidates=12", override))
     assert where in caught.value.where
+
+
+def test_settings_of_another_mode_are_not_ignored():
+    with pytest.raises(UserError, match="would be ignored"):
+        check_dynamic(apply_overrides(config(), ["schedule.mode=verifiable"]))
 
 
 def test_rounds():

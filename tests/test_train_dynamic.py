@@ -49,7 +49,10 @@ def test_rounds_train_one_role_and_leave_the_other(whole: Run, seen: list[dict[s
     )
 
 
-@pytest.mark.parametrize("stop_after", [1, 2, 3, 4, 5])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("stop_after", [pytest.param(1, marks=SLOW), 2, 3, 4, pytest.param(5, marks=SLOW)])
 def test_stopped_in_any_stage_it_goes_on_to_the_same_end(stop_after: int, whole: Run, tmp_path: pathlib.Path) -> None:
     first = run(tmp_path / "run", cfg=config(*SHORT), stop_after=stop_after)
     assert not first.finished and len(first.rows) == stop_after
@@ -60,7 +63,7 @@ class Killed(BaseException):
     """The end of a process."""
 
 
-@pytest.mark.parametrize("kill_after", [3, 4])
+@pytest.mark.parametrize("kill_after", [pytest.param(3, marks=SLOW), 4])
 def test_killed_in_a_generator_or_a_policy_stage(kill_after: int, whole: Run, tmp_path: pathlib.Path) -> None:
     def kill(system: System, row: dict[str, Any], done: int) -> None:
         if done == kill_after:
@@ -101,8 +104,8 @@ def test_new_rankings_join_with_their_round(tmp_path: pathlib.Path) -> None:
     old = {r["prompt"] for r in read_rankings("tiny").records if not is_test(r["prompt"], 0.25)}
     assert sets[0] == old and sets[1] == sets[2] == old | {question}
     assert not any(is_test(prompt, 0.25) for prompt in sets[2])
-    sources = {name: entry.where for name, entry in system.inputs.items() if "rankings" in entry.where}
-    assert len(sources) == 3 and sum("new.jsonl" in where for where in sources.values()) == 2
+    sources = [str(entry) for name, entry in system.inputs.items() if name.startswith("data.rankings of round")]
+    assert len(sources) == 3 and sum("new.jsonl" in where for where in sources) == 2
 
 
 def test_a_static_generator_rests_from_its_round_on(tmp_path: pathlib.Path) -> None:

@@ -43,7 +43,7 @@ from coevo_jax.text.chat import ChatTokenizer
 from coevo_jax.text.parse import Parsed
 
 ANCHORS = "anchors"  # streams of labelled rankings: anchors_0, anchors_1, ... by round
-DATA_KEYS: Mapping[str, str] = {f"{ANCHORS}_{t}": "data.rankings, dynamic.new_rankings" for t in range(1000)}
+DATA_KEYS: Mapping[str, str] = {f"{ANCHORS}_{t}": f"data.rankings of round {t + 1}" for t in range(100)}
 
 
 # ---------------------------------------------------------------------------------------------------- the mode's parts
