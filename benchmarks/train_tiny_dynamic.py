@@ -17,6 +17,7 @@ import sys
 from typing import Any
 
 import jax
+import numpy as np
 from absl import app
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
@@ -37,18 +38,20 @@ RANKINGS, CHATS = 300, 160
 INVALID_SHARE = 0.25
 INFORMED = 0.5  # chance that an item is one of those the shown answers differ in
 JSON = [' {"items": [', '{"items": [', '{"item": "', '", "weight":', "}", ", ", "]}"]
+# For a judge that reads p(yes) and p(no), of which "no" is there: no demonstration has it, and its embedding is zeros.
+VERDICTS = [" yes"]
 TEMPLATES = {"sighted": "world_dynamic", "blind": "world_dynamic_blind"}
 
 
 def vocabulary() -> list[str]:
-    """Every token: that of 'tiny' with the JSON of weighted items."""
+    """Every trained token: those of 'tiny' with the JSON of weighted items."""
     words = [token for token in base.vocabulary() if token not in base.JSON and not token.strip().startswith("0.")]
     words = [token for token in words if token != " 1.0"]
     return list(dict.fromkeys([*words, *JSON, " items", " for"]))
 
 
 def hf_config() -> dict[str, Any]:
-    return base.hf_config() | {"vocab_size": len(vocabulary()), "num_hidden_layers": 4}
+    return base.hf_config() | {"vocab_size": len(vocabulary() + VERDICTS), "num_hidden_layers": 4}
 
 
 def met(prop: world.Property, answer: str) -> bool:
@@ -138,18 +141,20 @@ def main(_: list[str]) -> None:
     folder = root / FOLDER.relative_to(base.REPO / "coevo_jax")
     folder.mkdir(parents=True, exist_ok=True)
     (root / "data" / "warmup").mkdir(parents=True, exist_ok=True)
-    base.save_tokenizer(folder, vocabulary(), JSON)
+    base.save_tokenizer(folder, vocabulary() + VERDICTS, JSON)
     base._write_json(folder / "config.json", hf_config())
     base._write_rows(root / "data" / "tiny_rankings.jsonl", ranking_rows(base.SEED.value))
     base._write_rows(root / "data" / "warmup" / "tiny_dynamic.jsonl", chat_rows(base.SEED.value))
 
     tokenizer = ChatTokenizer.load(str(folder))
-    spec = spec_from_hf(hf_config(), str(folder / "config.json"))
+    spec = spec_from_hf(hf_config() | {"vocab_size": len(vocabulary())}, str(folder / "config.json"))
     print(f"vocabulary {spec.vocab_size}; making {2 * EXAMPLES} demonstrations", flush=True)
     rng = random.Random(base.SEED.value)
     clean, examples = (make_examples(tokenizer, rng, EXAMPLES, sort) for sort in (True, False))
     params = base.train(spec, clean, examples, base.STEPS.value, base.SEED.value, SHAPE)
-    base.save_weights(jax.device_get(params), spec, folder / "model.safetensors")
+    params = jax.device_get(params)
+    params["embed"] = np.concatenate([params["embed"], np.zeros((len(VERDICTS), spec.hidden_size), np.float32)])
+    base.save_weights(params, spec, folder / "model.safetensors")
     print(f"{sum(f.stat().st_size for f in folder.iterdir()) / 1e6:.2f} MB in {folder}")
 
 

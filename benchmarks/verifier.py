@@ -23,11 +23,14 @@ import numpy as np
 from _sampler import SamplerConfig, UserError, apply_overrides, header, model_and_engine, paired_ratio, say, split_overrides
 from make_labelled import EMPTY_ITEMS, TOPICS
 
-from coevo_jax.config import JudgeConfig
+from coevo_jax.config import JudgeConfig, ModelConfig
 from coevo_jax.judges import make_judge
+from coevo_jax.judges.criterion_logits import TEMPLATE
 from coevo_jax.judges.verifier import Asked, items_of, verify
+from coevo_jax.models.load import load_model
 from coevo_jax.rubrics import Criterion, Rubric
 from coevo_jax.text.chat import ChatTokenizer
+from coevo_jax.text.prompts import render_prompt
 
 TOLERANCE = 1e-4  # of p(yes): matrix products of other heights differ by up to 8e-5 on a CPU
 
@@ -77,8 +80,12 @@ def work(args: argparse.Namespace) -> list[Asked]:
 def main(argv: list[str]) -> int:
     args, overrides = parse(argv)
     asked = work(args)
-    longest = 96 + 3 * args.words
-    base = SamplerConfig(slots=8, max_prompt=longest, max_new=8, prefill_tokens=2048)
+    tokenizer = ChatTokenizer.load(load_model(ModelConfig(source=args.model)).folder)
+    prompts = [
+        render_prompt(TEMPLATE, question=a.question, answer=y, criterion=i) for a in asked for y in a.answers for i in a.items
+    ]
+    longest = max(len(tokenizer.render_messages(messages, thinking=False)) for messages in prompts)
+    base = SamplerConfig(slots=8, max_prompt=longest, max_new=8, prefill_tokens=1024)
     base = apply_overrides(base, overrides)
     judges, engines = {}, {}
     for name, share in (("shared", True), ("apart", False)):

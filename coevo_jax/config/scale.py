@@ -104,6 +104,8 @@ def shrink(cfg: Experiment) -> Experiment:
     for role in (key.removesuffix(".source") for key, rule in alike.items() if rule in SOURCES and api_model(get_at(cfg, key))):
         for key, value in ENDPOINTS.items():
             cfg = replace_at(cfg, f"{role}.{key}", value)
+    if cfg.schedule.mode == "dynamic" and cfg.judge.source == "tiny":
+        cfg = replace_at(cfg, "judge.source", "tiny_dynamic")  # whose tokenizer can say yes and no
     starts = sorted({0, *cfg.panel.from_cycle})
     cfg = replace_at(cfg, TURNS, tuple(starts.index(start) for start in cfg.panel.from_cycle))
     if cfg.schedule.mode == "dynamic":

@@ -71,7 +71,8 @@ class ScheduleConfig:
     k: int = 50
     prompts: int = 64  # prompt slots of an update
     group: int = 8  # samples a prompt
-    # evolm | sft | verifiable | rlcer (RlcerConfig) | reward (RewardConfig) | dpo, iterated_dpo (DpoConfig) | dynamic (DynamicConfig)
+    # evolm | sft | verifiable | rlcer (RlcerConfig) | reward (RewardConfig) | dpo, iterated_dpo (DpoConfig)
+    # | dynamic (DynamicConfig)
     mode: str = "evolm"
     verifier: str = ""  # verifiable, rlcer: dotted path 'module:function'
 
