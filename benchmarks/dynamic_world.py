@@ -4,8 +4,8 @@
         [--config.KEY=VALUE ...]
 
 Variants: main; prompt_only (the generator sees no candidates); disc_only and anchor_only (one objective alone); static (the
-generator frozen in round 2); untrained (it never trains). Each is run.py over configs/dynamic_tiny.py with two rounds of 16
-generator and 16 policy updates; a run that stopped goes on, a finished one is read. From the rollouts, over the first and the
+generator frozen in round 2); untrained (it never trains). Each is run.py over configs/dynamic_tiny.py with two rounds of 10
+generator and 10 policy updates; a run that stopped goes on, a finished one is read. From the rollouts, over the first and the
 last quarter of each stage: the true quality of the policy's answers, Kendall's tau of the scores E with the true quality inside
 groups (an E that ties all answers counts 0), discriminability, pair accuracy on labelled answers, valid share.
 """
@@ -33,10 +33,10 @@ from coevo_jax.records.figures import pyplot, save_figure  # noqa: E402
 from coevo_jax.records.metrics import read_metrics  # noqa: E402
 from coevo_jax.records.rollouts import read_rollouts  # noqa: E402
 
-UPDATES, ROUNDS = 16, 2
+UPDATES, ROUNDS = 10, 2
 BASE = (
-    f"schedule.k={UPDATES}", f"schedule.cycles={ROUNDS}", "schedule.prompts=16", "dynamic.group=8", "update.rows_per_micro=8",
-    "sampler.slots=64", "sampler.prefill_tokens=2048", "run.save_every=16",
+    f"schedule.k={UPDATES}", f"schedule.cycles={ROUNDS}", "schedule.prompts=12", "dynamic.group=8", "update.rows_per_micro=8",
+    "sampler.slots=48", "sampler.prefill_tokens=2048", "run.save_every=10",
 )  # fmt: skip
 VARIANTS = {
     "main": (),
