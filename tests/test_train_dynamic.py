@@ -43,7 +43,8 @@ def test_rounds_train_one_role_and_leave_the_other(whole: Run, seen: list[dict[s
         if not step["row"]["update/skipped"]:
             assert step["prints"][role] != before[role]
         before = step["prints"]
-    last = whole.rows[-1]
+    last, written = whole.rows[-1], [row["rubric/valid_share"] for row in whole.rows if row["stage"] != "warmup"]
+    assert all(0.3 < share <= 1 for share in written)  # the bundled model can do it and has something to learn
     assert {"dynamic/score_gap", "dynamic/score_gap/alarm", "dynamic/items", "rubric/valid_share", "judge/failure_share"} <= set(
         last
     )
