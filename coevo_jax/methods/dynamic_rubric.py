@@ -443,8 +443,8 @@ def _add_scores(facts: Facts, scores: np.ndarray, lengths: Sequence[int]) -> Non
     x, n = scores[good], np.asarray(lengths, np.float64)[good]
     facts.mean("dynamic/score_gap", [x.max() - x.min()])
     facts.mean("dynamic/score_std", [x.std()])
-    centred = zip(n - n.mean(), x - x.mean())
-    facts.add("correlation", "dynamic/length_correlation", [value for pair in centred for value in pair])
+    first = [1.0, *[0.0] * (len(x) - 1)]
+    facts.add("correlation", "dynamic/length_correlation", np.stack([n - n.mean(), x - x.mean(), first], axis=1).ravel())
 
 
 def _add_rubrics(facts: Facts, rubrics: Iterable[Rubric]) -> None:
