@@ -13,6 +13,7 @@ from train_support import Recorder, Run, prints, run, same_bits, system_of
 
 from coevo_jax.data import read_rankings
 from coevo_jax.data.rankings import is_test
+from coevo_jax.records.fingerprint import fingerprint
 from coevo_jax.system import System
 
 SHORT = ("schedule.k=1", "warmup.updates=2", "warmup.batch=8", "run.save_every=2")
@@ -112,6 +113,25 @@ def test_new_rankings_join_with_their_round(tmp_path: pathlib.Path) -> None:
 def test_a_static_generator_rests_from_its_round_on(tmp_path: pathlib.Path) -> None:
     done = run(tmp_path / "run", cfg=config("schedule.k=1", "dynamic.static_from=2"))
     assert [row["role"] for row in done.rows] == ["rubric", "policy", "policy"]
+
+
+@pytest.mark.slow
+def test_a_verifier_with_weights_keeps_its_bytes_and_its_p_is_logged(tmp_path: pathlib.Path) -> None:
+    """Yes/no log-probs of a frozen model; its p is in the dump, the objective takes hard votes."""
+    judge = ("judge.source=tiny_dynamic", "judge.protocol=criterion_logits", "judge.min_yes_no_mass=0", "judge.max_prompt=256")
+    frozen: list[str] = []
+
+    def hook(system: System, row: dict[str, Any], done: int) -> None:
+        frozen.append(fingerprint(system.frozen["judge"]))
+
+    cfg = config("schedule.k=1", "schedule.cycles=1", "dynamic.yes_above=0.5", *judge)
+    done = run(tmp_path / "run", cfg=cfg, hook=hook)
+    assert set(frozen) == {done.system.frozen_fingerprints["judge"]} and len(frozen) == 2
+    rows = [r for r in done.rollouts(0, "rubric") if r["rubric_status"] == "ok"]
+    assert rows and all(row["judge/failure_share"] == 0 for row in done.rows)
+    for row in rows:
+        for votes, p in zip(row["votes"], row["p_yes"]):
+            assert all(0 < x < 1 and v == (x > 0.5) for v, x in zip(votes, p))
 
 
 @pytest.mark.slow
