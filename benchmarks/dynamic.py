@@ -1,6 +1,6 @@
 """Run configs/dynamic_rubric_smollm2.py and compare both ends on the test part of its rankings.
 
-    python benchmarks/dynamic.py --workdir=runs/dynamic_rubric_smollm2 [--config.KEY=VALUE ...] [--samples=2] [--json]
+    python benchmarks/dynamic.py --workdir=runs/dynamic_rubric_smollm2 [--config.KEY=VALUE ...] [--samples=2] [--docs=docs]
 
 Start: the weights after the warm-up (the stored reference); end: the last checkpoint. For each test prompt (dynamic.test_share,
 by prompt): K answers of the starting policy, --samples rubrics of each generator over them, and under each valid rubric the share
@@ -21,7 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import numpy as np
-from _results import machine
+from _results import machine, put_between
 from learning import REPO, Evaluator, both_ends, compare, overrides_of, text_of
 
 from coevo_jax.cli import Flags, resolve
@@ -165,6 +165,22 @@ def evaluate(ev: Evaluator, start: dict[str, Any], end: dict[str, Any], samples:
     return out
 
 
+def text_table(found: dict[str, Any]) -> str:
+    """Markdown: a row a metric, start, end and difference with its interval."""
+    lines = ["| metric | start | end | difference, 95 % |", "|---|---|---|---|"]
+    for name in (*METRICS, "valid share", "score inside mixed sets"):
+        if name in found:
+            x, d = found[name], found[name]["difference"]
+            span = f"{d['mean']:+.3f} [{d['low']:+.3f}, {d['high']:+.3f}]"
+            lines.append(f"| {name} | {x['start']['mean']:.3f} | {x['end']['mean']:.3f} | {span} |")
+    words = found["words an answer"]
+    lines.append(f"| words an answer | {words['start']:.1f} | {words['end']:.1f} | |")
+    note = (f"{found['config']}{''.join(' ' + o for o in found['overrides'])}, seed {found['seed']}: {found['updates']} updates, "
+            f"{found['training minutes']:.0f} minutes of training on {found['machine']}; {found['prompts']} test prompts, "
+            f"{found['prompts with both']} with a valid rubric of both ends.")  # fmt: skip
+    return "\n".join([*lines, "", note])
+
+
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
@@ -173,6 +189,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--workdir", default="runs/dynamic_rubric_smollm2")
     parser.add_argument("--samples", type=int, default=2, help="rubrics of each set")
     parser.add_argument("--most", type=int, default=0, help="test prompts, 0 = all")
+    parser.add_argument("--docs", default="", help="folder of results.md; '' writes nothing")
     parser.add_argument("--json", action="store_true")
     args, rest = parser.parse_known_args(argv)
     cfg = resolve(Flags(args.config, overrides=overrides_of(rest)))
@@ -191,6 +208,8 @@ def main(argv: list[str]) -> int:
     for name in (*METRICS, "valid share", "score inside mixed sets"):
         if name in found:
             console.note(f"{name}: {text_of(found[name])}")
+    if args.docs:
+        put_between(pathlib.Path(args.docs) / "results.md", "dynamic_rubric", text_table(found))
     if args.json:
         print(json.dumps(found))
     return 0

@@ -1,7 +1,7 @@
 """DynamicRubric in the small world, where the true quality is known: the method against its ablations, over seeds.
 
     python benchmarks/dynamic_world.py --workdir=runs/dynamic_world [--seeds=1,2,3] [--variants=main,prompt_only] [--json]
-        [--config.KEY=VALUE ...]
+        [--config.KEY=VALUE ...] [--docs=docs] [--read]
 
 Variants: main; prompt_only (the generator sees no candidates); disc_only and anchor_only (one objective alone); static (the
 generator frozen in round 2); untrained (it never trains). Each is run.py over configs/dynamic_tiny.py with two rounds of 10
@@ -24,7 +24,7 @@ REPO = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent), str(REPO)]
 
 import numpy as np  # noqa: E402
-from _results import machine  # noqa: E402
+from _results import machine, put_between  # noqa: E402
 
 from coevo_jax.errors import UserError  # noqa: E402
 from coevo_jax.judges.world import true_quality  # noqa: E402
@@ -53,10 +53,15 @@ def expected_rows(variant: str) -> int:
     return {"static": 3, "untrained": 2}.get(variant, 4) * UPDATES
 
 
+def finished(folder: pathlib.Path, variant: str) -> bool:
+    """Does the folder hold a whole run?"""
+    done = folder / "metrics.jsonl"
+    return done.exists() and len(read_metrics(done)) == expected_rows(variant)
+
+
 def run(folder: pathlib.Path, variant: str, seed: int, overrides: list[str]) -> None:
     """Finish the run in `folder`, where it isn't."""
-    done = folder / "metrics.jsonl"
-    if done.exists() and len(read_metrics(done)) == expected_rows(variant):
+    if finished(folder, variant):
         return
     settings = [*BASE, *VARIANTS[variant], f"seed={seed}", f"name=dynamic_world_{variant}", *overrides]
     command = [sys.executable, str(REPO / "run.py"), f"--config={REPO / 'configs' / 'dynamic_tiny.py'}", f"--workdir={folder}"]
@@ -109,28 +114,32 @@ def summary(folder: pathlib.Path) -> dict[str, float]:
     return out
 
 
+COLUMNS = {
+    "runs": "", "true quality, start": "true quality, policy 1, first", "end": "true quality, policy 2, last",
+    "tau, round 1": "tau, policy 1, last", "round 2": "tau, policy 2, last",
+    "discriminability, round 1": "discriminability, rubric 1, last", "pair accuracy": "pair accuracy, rubric 1, last",
+    "valid share": "valid share, rubric 1, last",
+}  # fmt: skip
+
+
 def text_table(found: dict[str, dict[str, list[float]]]) -> str:
-    """Markdown: a row a variant, mean (least to greatest) over seeds."""
-    shown = ("true quality, policy 1, first", "true quality, policy 2, last", "tau, policy 1, last", "tau, policy 2, last",
-             "discriminability, rubric 2, last", "pair accuracy, rubric 2, last", "valid share, rubric 2, last")  # fmt: skip
-    lines = ["| variant | " + " | ".join(shown) + " |", "|---" * (len(shown) + 1) + "|"]
-    for variant, columns in found.items():
-        cells = []
-        for name in shown:
-            fallback = name.replace("rubric 2", "rubric 1")
-            x = columns.get(name) or columns.get(fallback) or []
-            mark = " (round 1)" if x and name not in columns else ""
-            cells.append(f"{np.mean(x):.3f} ({min(x):.3f} to {max(x):.3f}){mark}" if x else "")
+    """Markdown: a row a variant, mean (least to greatest) over seeds; the generator's figures are of round 1."""
+    lines = ["| variant | " + " | ".join(COLUMNS) + " |", "|---" * (len(COLUMNS) + 1) + "|"]
+    for variant, figures in found.items():
+        cells = [str(max(map(len, figures.values()), default=0))]
+        for name in list(COLUMNS.values())[1:]:
+            x = figures.get(name, [])
+            cells.append(f"{np.mean(x):.3f} ({min(x):.3f} to {max(x):.3f})" if x else "")
         lines.append(f"| {variant} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def plot(workdir: pathlib.Path, out: pathlib.Path, variants: list[str], seeds: list[int]) -> pathlib.Path:
-    """True quality of the policy's answers and tau by policy update, mean over seeds."""
+def plot(out: pathlib.Path, folders: dict[str, list[pathlib.Path]]) -> pathlib.Path:
+    """True quality of the policy's answers and tau by policy update, mean over the runs of each variant."""
     plt = pyplot()
     figure, axes = plt.subplots(1, 2, figsize=(9, 3), dpi=90, layout="constrained")
-    for variant in variants:
-        runs = [by_update(workdir / f"{variant}_{seed}") for seed in seeds]
+    for variant, own in folders.items():
+        runs = [by_update(folder) for folder in own]
         for axis, name in zip(axes, ("true quality", "tau")):
             series = np.asarray([[r[name][u] for u in sorted(r[name])] for r in runs]).mean(axis=0)
             axis.plot(range(1, len(series) + 1), series, linewidth=1, label=variant)
@@ -148,7 +157,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--workdir", default="runs/dynamic_world")
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--variants", default=",".join(VARIANTS))
-    parser.add_argument("--plots", default="", help="folder of the plot, '' = the workdir")
+    parser.add_argument("--docs", default="", help="folder of results.md and plots/; '' writes neither")
+    parser.add_argument("--read", action="store_true", help="train nothing: read the runs that are finished")
     parser.add_argument("--json", action="store_true")
     args, rest = parser.parse_known_args(argv)
     workdir, seeds, variants = pathlib.Path(args.workdir), [int(s) for s in args.seeds.split(",")], args.variants.split(",")
@@ -156,14 +166,24 @@ def main(argv: list[str]) -> int:
         raise UserError(f"no variant {wrong[0]!r}", where="--variants", expected=", ".join(VARIANTS))
     workdir.mkdir(parents=True, exist_ok=True)
     start, found = time.monotonic(), {v: dict[str, list[float]]() for v in variants}
+    folders: dict[str, list[pathlib.Path]] = {v: [] for v in variants}
     for seed in seeds:
         for variant in variants:
-            run(workdir / f"{variant}_{seed}", variant, seed, [word.removeprefix("--config.") for word in rest])
-            for name, value in summary(workdir / f"{variant}_{seed}").items():
+            folder = workdir / f"{variant}_{seed}"
+            if not args.read:
+                run(folder, variant, seed, [word.removeprefix("--config.") for word in rest])
+                print(f"seed {seed} {variant}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+            if not finished(folder, variant):
+                continue
+            folders[variant].append(folder)
+            for name, value in summary(folder).items():
                 found[variant].setdefault(name, []).append(value)
-            print(f"seed {seed} {variant}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
-    print(text_table(found))
-    plot(workdir, pathlib.Path(args.plots or workdir), variants, seeds)
+    table = text_table(found)
+    print(table)
+    folders = {variant: own for variant, own in folders.items() if own}
+    if args.docs and folders:
+        put_between(pathlib.Path(args.docs) / "results.md", "dynamic_world", table)
+        plot(pathlib.Path(args.docs) / "plots", folders)
     out = {"machine": machine(), "seeds": seeds, "variants": found}
     (workdir / "results.json").write_text(json.dumps(out, indent=2) + "\n")
     if args.json:
