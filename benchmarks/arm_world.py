@@ -54,7 +54,8 @@ class Quiet(RunConsole):
 
     def __init__(self, roles: tuple[str, ...] = ()):
         super().__init__()
-        self.roles, self.system = roles, None
+        self.roles = roles
+        self.system: Any = None
         self.gradients: dict[str, list[np.ndarray]] = {role: [] for role in roles}
 
     def note(self, text: str) -> None:
@@ -96,7 +97,7 @@ def outcome(folder: pathlib.Path, seed: int, overrides: tuple[str, ...]) -> dict
         raise KeyboardInterrupt
     rows = read_metrics(folder / "metrics.jsonl")
     looks = [row for row in rows if row["stage"].startswith("measure")]
-    out = {name: [looks[0][name], looks[-1][name]] for name in FIGURES}
+    out: dict[str, Any] = {name: [looks[0][name], looks[-1][name]] for name in FIGURES}
     for stage in ("judge", "generator"):
         found = [row["arm/accuracy"] for row in rows if row["stage"] == stage and "arm/accuracy" in row]
         kept = [row["groups/zero_variance_share"] for row in rows if row["stage"] == stage]
@@ -153,16 +154,18 @@ def of_seed(folder: pathlib.Path, seed: int, draws: int) -> dict[str, Any]:
     alone = ("arm.rounds=1", "arm.generator_updates=0", "arm.measure=none")
     taught = _kept(
         folder / f"taught_{seed}.json", f"seed {seed}, gradients under a judge that has learned",
-        lambda path: (train(config(seed, *alone), str(judged), Quiet()) or _stop())
-        and still(path, seed, draws, ("rubric",), f"arm.judge_source=run:{judged}#judge"),
+        lambda path: _taught(path, judged, seed, draws, alone),
     )  # fmt: skip
     out["gradients"] = {"judge, kept lists": start["judge"], "generator, judge of the start": start.get("rubric"),
                         "generator, judge after one phase": taught.get("rubric")}  # fmt: skip
     return out
 
 
-def _stop() -> None:
-    raise KeyboardInterrupt
+def _taught(path: pathlib.Path, judged: pathlib.Path, seed: int, draws: int, alone: tuple[str, ...]) -> dict[str, Any]:
+    """Gradients of the generator under a judge that one phase alone has trained."""
+    if not train(config(seed, *alone), str(judged), Quiet()):
+        raise KeyboardInterrupt
+    return still(path, seed, draws, ("rubric",), f"arm.judge_source=run:{judged}#judge")
 
 
 def _kept(path: pathlib.Path, what: str, make: Any) -> Any:

@@ -322,8 +322,8 @@ def make(rng: random.Random) -> dict[str, Any] | None:
         "chosen": f"it meets the rule, {rules[gate - 1]['chosen']}",
         "rejected": f"it {'meets' if wanted[gate - 1].check(rejected) else 'misses'} the rule, {rules[gate - 1]['rejected']}",
     }
-    missed = [i for i, rule in enumerate(rules, 1) if rule["chosen"] != rule["rejected"]]
-    why = f"Response {{chosen}} meets every item, Response {{rejected}} misses {' and '.join(map(str, missed))}"
+    breaks = [i for i, rule in enumerate(rules, 1) if rule["chosen"] != rule["rejected"]]
+    why = f"Response {{chosen}} meets every item, Response {{rejected}} misses {' and '.join(map(str, breaks))}"
     return {"prompt": prompt, "chosen": chosen, "rejected": rejected, "rules": rules, "gate": gate, "check": check, "why": why}
 
 

@@ -14,9 +14,9 @@ from typing import Any
 from coevo_jax.config import Experiment
 from coevo_jax.judges import JudgeItem
 from coevo_jax.judges.pairwise import both_orders, order_flipped
+from coevo_jax.methods import preferred
 from coevo_jax.methods.arm_judge import ArmJudge, add_verdicts, judge_request, winner
 from coevo_jax.methods.arm_lists import write_lists
-from coevo_jax.methods import preferred
 from coevo_jax.methods.context import Context
 from coevo_jax.methods.control import shape_lengths
 from coevo_jax.methods.groups import collect, to_batch

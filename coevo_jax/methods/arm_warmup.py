@@ -18,7 +18,7 @@ from coevo_jax.learn.packing import Sample
 from coevo_jax.methods.arm_judge import ROLE, better_slot, pair_item, prompt
 from coevo_jax.methods.context import Context
 from coevo_jax.methods.stage import Batch, Stage, Step
-from coevo_jax.methods.supervised import end_of_turn
+from coevo_jax.methods.turns import assistant_turn
 from coevo_jax.records.facts import Facts
 from coevo_jax.rubrics import Criterion, Rubric, numbered_list
 
@@ -89,7 +89,7 @@ def encode(ctx: Context, role: str, record: dict[str, Any], update: int) -> tupl
         slot = better_slot(ctx.cfg.seed, update, record["id"])
         item = pair_item(record["prompt"], rubric, record["chosen"], record["rejected"], slot, 0)
         ids, text = prompt(ctx, item), judgement_of(record, rubric, slot)
-    return ids, np.asarray([*tokenizer.encode(text), end_of_turn(tokenizer)], np.int32)
+    return ids, assistant_turn(tokenizer, text)
 
 
 def judgement_of(record: dict[str, Any], rubric: Rubric, slot: str) -> str:
