@@ -221,5 +221,5 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    flags.FLAGS.set_default("steps", 1800)
+    flags.FLAGS.set_default("steps", 1300)
     app.run(main)

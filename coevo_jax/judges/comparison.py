@@ -25,7 +25,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from coevo_jax.errors import UserError
-from coevo_jax.judges.base import JudgeItem
+from coevo_jax.judges.base import Instrument, JudgeItem, WritingJudge
 from coevo_jax.records.verdicts import Status, Verdict
 from coevo_jax.rubrics import Rubric, numbered_list
 from coevo_jax.rubrics.json_criteria import normalise
@@ -152,6 +152,12 @@ def prompt_slots(item: JudgeItem) -> dict[str, str]:
     """What the prompt shows: item.answer sits in slot A, item.other in slot B."""
     rubric = numbered_list.render(item.rubric)
     return {"question": item.question, "answer_a": item.answer, "answer_b": item.other, "rubric": rubric}
+
+
+def make(instrument: Instrument) -> WritingJudge:
+    """A frozen model that judges pairs in this form, such as the judge of a finished run."""
+    verdict = lambda text, item, cut, opened: read(text, item.rubric, cut, opened).verdict()  # noqa: E731
+    return WritingJudge("comparison", instrument, prompt_slots, TEMPLATE, verdict)
 
 
 def write(rubric: Rubric, gate: int, said: Mapping[str, Sequence[str]], checked: Mapping[str, str], why: str, winner: str) -> str:
