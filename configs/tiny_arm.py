@@ -39,7 +39,7 @@ def get_config() -> Experiment:
         rubric=RubricConfig(prompt="world_rules", schema="numbered_rules"),
         arm=ArmConfig(
             rounds=2, part=16, test=8, cached=16, votes=3, judge_prompt="world_comparison", judge_prompts=4, judge_group=4,
-            judge_updates=3, judge_sampling=Sampling(max_new_tokens=96), generator_prompts=4, generator_group=4,
+            judge_updates=3, judge_sampling=Sampling(max_new_tokens=160), generator_prompts=4, generator_group=4,
             generator_updates=3, policy="grpo", demonstrations="tiny",
         ),
         schedule=ScheduleConfig(mode="rubric_arm", cycles=1, k=3, prompts=4, group=4),
@@ -49,7 +49,7 @@ def get_config() -> Experiment:
         advantage=AdvantageConfig(kind="group_std"),
         loss=LossConfig(kl_weight=0.001, clip_high=0.28),
         optimizer=OptimizerConfig(lr=3e-4),
-        update=UpdateConfig(pack_length=256, max_segments=8, rows_per_micro=2, remat="none", logprob_chunk=64),
-        sampler=SamplerConfig(slots=16, max_prompt=128, max_new=96, steps_per_dispatch=8, prefill_tokens=512),
+        update=UpdateConfig(pack_length=288, max_segments=8, rows_per_micro=2, remat="none", logprob_chunk=64),
+        sampler=SamplerConfig(slots=16, max_prompt=128, max_new=160, steps_per_dispatch=8, prefill_tokens=512),
         run=RunConfig(save_every=2),
     )  # fmt: skip

@@ -27,9 +27,9 @@ def test_two_processes_equal_one(mode: tuple[str, ...], tmp_path: pathlib.Path) 
 ARM = (
     "schedule.mode=rubric_arm", "policy.source=tiny_arm", "generator.mode=two", "data.pairs=tiny", "rubric.prompt=world_rules",
     "rubric.schema=numbered_rules", "schedule.cycles=1", "schedule.k=1", "rubric_sampling.max_new_tokens=40",
-    "update.pack_length=256", "sampler.max_new=96", "arm.rounds=1", "arm.part=8", "arm.test=4", "arm.cached=4",
+    "update.pack_length=288", "sampler.max_new=160", "arm.rounds=1", "arm.part=8", "arm.test=4", "arm.cached=4",
     "arm.judge_prompts=4", "arm.judge_group=4", "arm.judge_updates=1", "arm.judge_prompt=world_comparison", "arm.votes=2",
-    "arm.judge_sampling.max_new_tokens=96", "arm.generator_prompts=4", "arm.generator_group=4", "arm.generator_updates=1",
+    "arm.judge_sampling.max_new_tokens=160", "arm.generator_prompts=4", "arm.generator_group=4", "arm.generator_updates=1",
     "arm.warmup_updates=1", "arm.demonstrations=tiny", "arm.policy=iterated_dpo", "warmup.batch=4", "dpo.pairs=4",
 )  # fmt: skip
 
