@@ -112,7 +112,7 @@ def check_arm(cfg: Experiment) -> None:
     require(cfg.generator.frozen != trains_lists(cfg), f"generator.frozen={cfg.generator.frozen}".lower() + ", and the schedule "
             + ("trains it" if cfg.generator.frozen else "never trains it"), "generator.frozen, arm.rounds, arm.warmup_updates",
             f"generator.frozen={str(not cfg.generator.frozen).lower()}")  # fmt: skip
-    require(cfg.warmup.updates == 0, "Rubric-ARM warms both of its models up", "warmup.updates", "0, and arm.warmup_updates")
+    require(not cfg.warmup.on, "Rubric-ARM warms both of its models up", "warmup.updates", "0, and arm.warmup_updates")
     require(arm.judge == "trained" or not (arm.judge_source or arm.judge_lr or arm.warmup_updates),
             "arm.judge=oracle is rules: it has no weights and no warm-up", "arm.judge, arm.judge_source, arm.warmup_updates",
             "arm.judge=trained")  # fmt: skip
