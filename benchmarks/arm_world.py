@@ -40,8 +40,8 @@ from coevo_jax.records.metrics import read_metrics  # noqa: E402
 from coevo_jax.train import train  # noqa: E402
 
 BASE = (
-    "arm.rounds=2", "arm.part=64", "arm.test=48", "arm.cached=64", "arm.votes=5", "arm.judge_prompts=8", "arm.judge_group=8",
-    "arm.judge_updates=10", "arm.generator_prompts=8", "arm.generator_group=8", "arm.generator_updates=10", "arm.policy=none",
+    "arm.rounds=2", "arm.part=64", "arm.test=48", "arm.cached=64", "arm.votes=3", "arm.judge_prompts=8", "arm.judge_group=8",
+    "arm.judge_updates=8", "arm.generator_prompts=8", "arm.generator_group=8", "arm.generator_updates=8", "arm.policy=none",
     "schedule.prompts=8", "schedule.group=8", "sampler.slots=64", "update.rows_per_micro=8", "run.save_every=10", "run.keep=1",
 )  # fmt: skip
 RUNS = {"judge first": (), "generator first": ("arm.order=generator_first",), "rules": ("arm.judge=oracle",)}
@@ -230,7 +230,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workdir", type=pathlib.Path, default=pathlib.Path("runs/arm_world"))
     parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--draws", type=int, default=12)
+    parser.add_argument("--draws", type=int, default=8)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     args.workdir.mkdir(parents=True, exist_ok=True)

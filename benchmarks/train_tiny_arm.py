@@ -36,6 +36,8 @@ DEMONSTRATIONS = 160
 EXAMPLES = 12_000
 SHAPE = (7, 288)  # rows of a step, tokens of a row
 MEETS, MISSES, MORE = "it meets this", "it misses this", "it weighs more"
+DECISIVE = (f" {MEETS}", f" {MISSES}", " Winner: Response A", " Winner: Response B")  # few tokens, and what is to be learned
+WEIGHT = 8  # of them in the loss
 
 # ------------------------------------------------------------------------------------------------ tokenizer
 
@@ -184,11 +186,13 @@ def demonstration(rng: random.Random, clean: bool) -> tuple[list[dict[str, str]]
 
 def make_examples(tokenizer: ChatTokenizer, rng: random.Random, n: int, clean: bool) -> list[base.Example]:
     """n demonstrations as ids; each ends with the stop token."""
+    decisive = {vocabulary().index(token) for token in DECISIVE}
     out = []
     for _ in range(n):
         messages, completion = demonstration(rng, clean)
         prompt = tokenizer.render(messages, thinking=False, system="")
-        out.append(base.Example([*prompt, *tokenizer.encode(completion), base.SPECIAL.index("<|end|>")], len(prompt)))
+        ids = [*prompt, *tokenizer.encode(completion), base.SPECIAL.index("<|end|>")]
+        out.append(base.Example(ids, len(prompt), tuple(WEIGHT if i in decisive else 1 for i in ids)))
     return out
 
 
