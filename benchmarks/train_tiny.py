@@ -255,6 +255,7 @@ def prompt_ids(tokenizer: ChatTokenizer, kind: str, slots: dict[str, str]) -> li
 class Example:
     ids: list[int]
     prompt: int  # tokens of the prompt, which carry no loss
+    weights: tuple[int, ...] = ()  # of the ids in the loss; () = 1 each
 
 
 def make_examples(tokenizer: ChatTokenizer, rng: random.Random, n: int, clean: bool = False) -> list[Example]:
@@ -267,26 +268,28 @@ def make_examples(tokenizer: ChatTokenizer, rng: random.Random, n: int, clean: b
     return out
 
 
-def packed_batches(examples: list[Example], rng: random.Random) -> Any:
+def packed_batches(examples: list[Example], rng: random.Random, shape: tuple[int, int] = (ROWS, ROW)) -> Any:
     """Endless dicts of int32 [B,T]: tokens, positions, segments (0 = padding), targets and where the loss counts."""
     names = ("tokens", "positions", "segments", "targets", "counts")
-    batch = {name: np.zeros((ROWS, ROW), np.int32) for name in names}
+    batch = {name: np.zeros(shape, np.int32) for name in names}
     row, used, segment = 0, 0, 1
     while True:
         for index in rng.sample(range(len(examples)), len(examples)):
             ids, n = examples[index].ids, len(examples[index].ids) - 1
-            if n > ROW:
-                raise ValueError(f"a demonstration of {n} tokens is longer than a row of {ROW}")
-            if used + n > ROW:
+            if n > shape[1]:
+                raise ValueError(f"a demonstration of {n} tokens is longer than a row of {shape[1]}")
+            if used + n > shape[1]:
                 row, used, segment = row + 1, 0, 1
-            if row == ROWS:
+            if row == shape[0]:
                 yield batch
-                batch = {name: np.zeros((ROWS, ROW), np.int32) for name in names}
+                batch = {name: np.zeros(shape, np.int32) for name in names}
                 row = 0
             at = np.s_[row, used : used + n]
             batch["tokens"][at], batch["targets"][at] = ids[:-1], ids[1:]
             batch["positions"][at], batch["segments"][at] = np.arange(n), segment
             batch["counts"][at] = np.arange(1, n + 1) >= examples[index].prompt
+            if examples[index].weights:
+                batch["counts"][at] *= np.asarray(examples[index].weights[1:], np.int32)
             used, segment = used + n, segment + 1
 
 
@@ -299,7 +302,9 @@ def loss_fn(params: Any, spec: ModelSpec, batch: dict[str, jax.Array]) -> jax.Ar
     return -jnp.sum(picked * counts) / jnp.sum(counts)
 
 
-def train(spec: ModelSpec, clean: list[Example], examples: list[Example], steps: int, seed: int) -> Any:
+def train(
+    spec: ModelSpec, clean: list[Example], examples: list[Example], steps: int, seed: int, shape: tuple[int, int] = (ROWS, ROW)
+) -> Any:
     """The parameters after `steps` steps of AdamW with a cosine schedule; the first CLEAN_SHARE of them on `clean`."""
     params = init_params(jax.random.key(seed), spec)
     schedule = optax.warmup_cosine_decay_schedule(0.0, 4e-3, min(100, steps // 2), steps, 1e-4)
@@ -312,11 +317,11 @@ def train(spec: ModelSpec, clean: list[Example], examples: list[Example], steps:
         return optax.apply_updates(params, updates), state, loss
 
     state = optimizer.init(params)
-    batches, last_clean = packed_batches(clean, random.Random(seed + 1)), int(steps * CLEAN_SHARE)
+    batches, last_clean = packed_batches(clean, random.Random(seed + 1), shape), int(steps * CLEAN_SHARE)
     start = time.perf_counter()
     for i in range(steps):
         if i == last_clean:
-            batches = packed_batches(examples, random.Random(seed + 2))
+            batches = packed_batches(examples, random.Random(seed + 2), shape)
         params, state, loss = step(params, state, next(batches))
         if i % 100 == 0 or i == steps - 1:
             print(f"step {i:5d}  loss {float(loss):.4f}  {time.perf_counter() - start:5.0f} s", flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from coevo_jax.config.arm import ArmConfig
 from coevo_jax.config.dpo import DpoConfig
 from coevo_jax.config.learn import AdvantageConfig, LossConfig, OptimizerConfig, UpdateConfig
 from coevo_jax.config.model import (
@@ -53,6 +54,7 @@ class Experiment:
     reward: RewardConfig = RewardConfig()
     dpo: DpoConfig = DpoConfig()
     rlcer: RlcerConfig = RlcerConfig()
+    arm: ArmConfig = ArmConfig()
     critic: CriticConfig = CriticConfig()
     control: ControlConfig = ControlConfig()
     heldout_judge: JudgeConfig = JudgeConfig(source="")  # scores some answers and rewards none; '' = none
@@ -68,6 +70,7 @@ class Experiment:
 
 __all__ = [
     "AdvantageConfig",
+    "ArmConfig",
     "CompatConfig",
     "ControlConfig",
     "CriticConfig",

@@ -30,7 +30,7 @@ BUNDLED = {
         "tiny": HERE / "tiny_prompts.jsonl",
         "tiny_rubrics": HERE / "tiny_rubrics.jsonl",  # with a column 'rubric', for rubric.source=data
     },
-    "pairs": {"tiny": HERE / "tiny_pairs.jsonl"},
+    "pairs": {"tiny": HERE / "tiny_pairs.jsonl", "demo": HERE / "demo_pairs.jsonl"},
     "chat": {"demo": HERE / "warmup" / "rubrics.jsonl", "tiny": HERE / "warmup" / "tiny.jsonl"},
 }
 # By kind of record, our columns that a file may call otherwise.

@@ -33,7 +33,8 @@ from coevo_jax.models.scalar import HEAD, Body, check_head, fresh_head
 from coevo_jax.models.spec import ModelSpec, spec_from_hf, spec_to_hf
 
 TINY = pathlib.Path(__file__).parent.parent / "judges" / "tiny_world" / "model"
-NAMED = ("smollm2", "tiny")
+TINY_ARM = TINY.with_name("model_arm")  # writes numbered lists and judges pairs (benchmarks/train_tiny_arm.py)
+NAMED = ("smollm2", "tiny", "tiny_arm")
 TOKENIZER_VERSION = 1  # of the files made from a GGUF; a change makes them again
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -146,12 +147,12 @@ def write_config(spec: ModelSpec, tokenizer_folder: pathlib.Path, dtype: Any, fo
 def _resolve(source: str) -> pathlib.Path:
     if source == "smollm2":
         return smollm2.fetch()
-    path = TINY if source == "tiny" else pathlib.Path(source).expanduser()
+    path = {"tiny": TINY, "tiny_arm": TINY_ARM}.get(source) or pathlib.Path(source).expanduser()
     if not path.exists():
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         close = nearest(path.name, siblings)
         raise UserError(f"model source {source!r} does not exist", where=str(path.absolute()),
-                        expected="smollm2, tiny, a Hugging Face folder, a .gguf file, an Orbax folder or gs://...",
+                        expected="smollm2, tiny, tiny_arm, a Hugging Face folder, a .gguf file, an Orbax folder or gs://...",
                         nearest=str(path.parent / close) if close else nearest(source, NAMED))  # fmt: skip
     if path.is_file() and path.suffix != ".gguf":
         raise UserError(f"model source {source!r} is a file but not a .gguf", where=str(path.absolute()),

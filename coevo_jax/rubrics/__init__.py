@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from coevo_jax.config import RubricConfig
 from coevo_jax.errors import UserError, nearest
-from coevo_jax.rubrics import json_criteria, rar, rlcer
+from coevo_jax.rubrics import json_criteria, numbered_list, rar, rlcer
 from coevo_jax.rubrics.json_criteria import Criterion, Rubric, format_reward, numbered, render_rubric, rubric_stats
 from coevo_jax.text.parse import Parsed
 
-SCHEMAS = {"json_criteria": json_criteria.parse_rubric, "rar": rar.parse_rubric, "points": rlcer.parse_rubric}
+SCHEMAS = {
+    "json_criteria": json_criteria.parse_rubric,
+    "rar": rar.parse_rubric,
+    "points": rlcer.parse_rubric,
+    "numbered_rules": numbered_list.parse_rubric,
+}
 
 
 def parse_rubric(text: str, cfg: RubricConfig, *, truncated: bool = False, opened: bool = False) -> Parsed[Rubric]:
