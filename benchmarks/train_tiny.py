@@ -256,6 +256,7 @@ def prompt_ids(tokenizer: ChatTokenizer, kind: str, slots: dict[str, str]) -> li
 class Example:
     ids: list[int]
     prompt: int  # tokens of the prompt, which carry no loss
+    weights: tuple[int, ...] = ()  # of the ids in the loss; () = 1 each
 
 
 def make_examples(tokenizer: ChatTokenizer, rng: random.Random, n: int, clean: bool = False) -> list[Example]:
@@ -288,6 +289,8 @@ def packed_batches(examples: list[Example], rng: random.Random, shape: tuple[int
             batch["tokens"][at], batch["targets"][at] = ids[:-1], ids[1:]
             batch["positions"][at], batch["segments"][at] = np.arange(n), segment
             batch["counts"][at] = np.arange(1, n + 1) >= examples[index].prompt
+            if examples[index].weights:
+                batch["counts"][at] *= np.asarray(examples[index].weights[1:], np.int32)
             used, segment = used + n, segment + 1
 
 

@@ -61,6 +61,8 @@ def _prompts(system: System) -> list[tuple[str, ChatTokenizer, list[int]]]:
     if mode == "sft":
         samples = sft_batch(context, Step(0, 0, 0, "policy")).samples[:3]
         return [(f"example {i + 1}", policy, [*s.prompt, *s.completion.tolist()]) for i, s in enumerate(samples)]
+    if (show := MODES[mode].show) is not None:
+        return [(title, context.voices[role].tokenizer, ids) for title, role, ids in show(context)]
     stream = context.streams["policy"]
     if mode == "verifiable":
         questions = [stream.prompts.records[stream.index(i % stream.slots, i // stream.slots)]["prompt"] for i in range(3)]

@@ -82,6 +82,7 @@ def frozen_voices(cfg: Experiment, voices: dict[str, Voice], engines: Engines, c
     two = MODES[cfg.schedule.mode].judged and cfg.generator.mode == "two" and not api_model(cfg.generator.source)
     if two and "rubric" not in voices:
         wanted["rubric"] = ("generator", generator_model(cfg))
+    wanted |= MODES[cfg.schedule.mode].held(cfg)
     out = {}
     for name, (key, model) in wanted.items():
         console.note(f"loading {name} {model.source!r}")

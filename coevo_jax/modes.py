@@ -5,9 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from coevo_jax.config import Experiment, ModelConfig
+from coevo_jax.config import Experiment, ModelConfig, arm
 from coevo_jax.data import SlotStream
-from coevo_jax.methods import dpo, dynamic_rubric, evolm, iterated_dpo, preferred, reward_model, rlcer, verifiable
+from coevo_jax.methods import (
+    dpo,
+    dynamic_rubric,
+    evolm,
+    iterated_dpo,
+    preferred,
+    reward_model,
+    rlcer,
+    rubric_arm,
+    verifiable,
+)
 from coevo_jax.methods.context import Context
 from coevo_jax.methods.prepared import Prepared
 from coevo_jax.methods.stage import Stage
@@ -28,10 +38,11 @@ class Trained:
 class Mode:
     """`stages`: the loop. judged: `judge` and its panel serve; sampled: something is drawn; prompts: data.prompts is read.
 
-    models: weights that train under a role of their own, beside policy and generator. streams: data of its own, by stream name;
-    `count` gives the tokens of a question in the policy's template; data_keys: the config key of each. stores: slots of each
-    store that the method keeps (Context.stores). check: what can only be known once all is loaded. templates: prompt templates by
-    the key that names them, which the run folder then binds. prepare: makes something once before the first update.
+    models: weights that train under a role of their own, beside policy and generator; held: such that don't, each with its key.
+    streams: data of its own, by stream name; `count` gives the tokens of a question in the policy's template; data_keys: the
+    config key of each. stores: slots of each store that the method keeps (Context.stores). check: what can only be known once all
+    is loaded. templates: prompt templates by the key that names them, which the run folder then binds. show: (title, role, ids)
+    of the prompts that a dry run prints. prepare: makes something once before the first update.
     """
 
     stages: Callable[[Experiment], list[Stage]]
@@ -39,6 +50,7 @@ class Mode:
     sampled: bool = True
     prompts: bool = True
     models: Callable[[Experiment], dict[str, Trained]] = lambda cfg: {}
+    held: Callable[[Experiment], dict[str, tuple[str, ModelConfig]]] = lambda cfg: {}
     streams: Callable[[Experiment, ChatTokenizer, Callable[[str], int], RunConsole], dict[str, SlotStream]] = (
         lambda cfg, tokenizer, count, console: {}
     )
@@ -47,6 +59,7 @@ class Mode:
     stores: Callable[[Experiment], dict[str, int]] = lambda cfg: {}
     templates: Callable[[Experiment], dict[str, str]] = lambda cfg: {}
     prepare: Callable[[Context, Prepared], bool] | None = None
+    show: Callable[[Context], list[tuple[str, str, list[int]]]] | None = None
 
 
 MODES: dict[str, Mode] = {
@@ -78,4 +91,16 @@ MODES: dict[str, Mode] = {
         prepare=dpo.prepare,
     ),
     "iterated_dpo": Mode(iterated_dpo.stages, judged=True, check=iterated_dpo.check, stores=preferred.stores),
+    arm.MODE: Mode(
+        rubric_arm.stages,
+        models=lambda cfg: (
+            {"judge": Trained("arm.judge", arm.judge_model(cfg), cfg.arm.judge_lr)} if arm.trains_judge(cfg) else {}
+        ),
+        held=rubric_arm.held,
+        streams=rubric_arm.streams,
+        check=rubric_arm.check,
+        stores=rubric_arm.stores,
+        templates=rubric_arm.templates,
+        show=rubric_arm.show,
+    ),
 }

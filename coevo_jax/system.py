@@ -143,7 +143,7 @@ class System:
 def optimizer_steps(cfg: Experiment, names: tuple[str, ...]) -> dict[str, int]:
     """Optimizer steps of the loop that train each of the weights `names`; the first ones play every role without its own."""
     steps = dict.fromkeys(names, 0)
-    for stage in MODES[cfg.schedule.mode].stages(cfg):
+    for stage in (stage for stage in MODES[cfg.schedule.mode].stages(cfg) if stage.loss != "none"):
         for role in filter(None, (stage.role, stage.then_role)):
             steps[role if role in steps else "policy"] += stage.updates
     return steps

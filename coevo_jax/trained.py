@@ -17,6 +17,7 @@ from coevo_jax.errors import UserError, nearest
 from coevo_jax.mesh import RULES, ShardingRules
 from coevo_jax.models.load import LoadedModel, critic_source, load_model, load_orbax, tokenizer_folder
 from coevo_jax.models.orbax_folder import OrbaxFolder
+from coevo_jax.modes import MODES
 from coevo_jax.records.checkpoint import Checkpoints
 from coevo_jax.records.run_folder import read_config
 
@@ -85,6 +86,7 @@ def trained_sources(cfg: Experiment) -> dict[str, ModelConfig]:
     sources = dict(zip(policy_names(cfg), (cfg.policy, *cfg.policies)))
     if cfg.generator.mode == "two" and not api_model(cfg.generator.source) and generator_learns(cfg):
         sources["rubric"] = dataclasses.replace(cfg.policy, source=cfg.generator.source or cfg.policy.source, sha256="")
+    sources |= {name: wanted.model for name, wanted in MODES[cfg.schedule.mode].models(cfg).items()}
     if cfg.advantage.kind == "gae":  # a critic for each that trains
         sources |= {f"critic_{name}": critic_source(cfg, name) for name in list(sources)}
     return sources

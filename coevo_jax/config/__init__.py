@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from coevo_jax.config.arm import ArmConfig
 from coevo_jax.config.dpo import DpoConfig
 from coevo_jax.config.dynamic import DynamicConfig
 from coevo_jax.config.learn import AdvantageConfig, LossConfig, OptimizerConfig, UpdateConfig
@@ -55,6 +56,7 @@ class Experiment:
     dpo: DpoConfig = DpoConfig()
     rlcer: RlcerConfig = RlcerConfig()
     dynamic: DynamicConfig = DynamicConfig()
+    arm: ArmConfig = ArmConfig()
     critic: CriticConfig = CriticConfig()
     control: ControlConfig = ControlConfig()
     heldout_judge: JudgeConfig = JudgeConfig(source="")  # scores some answers and rewards none; '' = none
@@ -70,6 +72,7 @@ class Experiment:
 
 __all__ = [
     "AdvantageConfig",
+    "ArmConfig",
     "CompatConfig",
     "ControlConfig",
     "CriticConfig",

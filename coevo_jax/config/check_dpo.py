@@ -10,7 +10,7 @@ from coevo_jax.config.several import require
 
 OFFLINE, ITERATED = "dpo", "iterated_dpo"
 ALONE = (OFFLINE, ITERATED)  # modes that train by DPO and nothing else
-USERS = ALONE  # modes that read `dpo`
+USERS = ALONE  # modes that always read `dpo`
 LOSSES = ("sigmoid", "robust", "hinge", "ipo", "sigmoid_norm", "sppo", "apo_zero")
 SMOOTHED = ("sigmoid", "sigmoid_norm", "robust")
 CHOICES = {"dpo.loss": LOSSES}
@@ -26,6 +26,9 @@ ONLY_ITERATED = ("answers", "updates", "keep_truncated", "compare")
 def check_dpo(cfg: Experiment) -> None:
     """Settings of DPO that are out of range together, or that the mode would ignore."""
     dpo, mode, plain = cfg.dpo, cfg.schedule.mode, DpoConfig()
+    if trains_own_pairs(cfg):
+        _check_arm(cfg)
+        return
     if mode not in USERS:
         require(dpo == plain, f"the settings of `dpo` would be ignored: schedule.mode={mode}", "dpo, schedule.mode",
                 f"schedule.mode={' or '.join(USERS)}")  # fmt: skip
@@ -41,6 +44,23 @@ def check_dpo(cfg: Experiment) -> None:
         _check_offline(cfg)
     if mode == ITERATED:
         _check_iterated(cfg)
+
+
+def trains_own_pairs(cfg: Experiment) -> bool:
+    """Is it Rubric-ARM whose policy trains on labelled pairs of its own answers?"""
+    return cfg.arm.policy in (OFFLINE, ITERATED)
+
+
+def _check_arm(cfg: Experiment) -> None:
+    for name in ONLY_OFFLINE:
+        same = getattr(cfg.dpo, name) == getattr(DpoConfig(), name)
+        require(same, f"dpo.{name} would be ignored: the pairs are the policy's own", f"dpo.{name}", "its default")
+    require(
+        cfg.dpo.answers % 2 == 0, f"dpo.answers={cfg.dpo.answers} leaves one without a partner", "dpo.answers", "an even number"
+    )
+    require(cfg.dpo.compare <= cfg.schedule.k, f"dpo.compare={cfg.dpo.compare} is above schedule.k={cfg.schedule.k}",
+            "dpo.compare, schedule.k", f"at most {cfg.schedule.k}")  # fmt: skip
+    check_preference_loss(cfg)
 
 
 def check_preference_loss(cfg: Experiment) -> None:

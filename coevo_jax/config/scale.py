@@ -11,6 +11,7 @@ from typing import Any
 
 from coevo_jax.config import Experiment, api_model
 from coevo_jax.config.check_dpo import USERS as DPO_MODES
+from coevo_jax.config.check_dpo import trains_own_pairs
 from coevo_jax.config.model import STAND_IN
 from coevo_jax.config.override import get_at, key_types, replace_at
 from coevo_jax.config.several import rule_of
@@ -66,12 +67,29 @@ SMOKE: dict[str, Any] = {
     "mesh.fsdp": 1,
     "mesh.tensor": 1,
     "run.save_every": 2,
+    "arm.part": 4,
+    "arm.test": 2,
+    "arm.cached": 4,
+    "arm.judge_prompts": 2,
+    "arm.judge_group": 2,
+    "arm.judge_sampling.max_new_tokens": 48,
+    "arm.generator_prompts": 2,
+    "arm.generator_group": 2,
+    "arm.demonstrations": "tiny",
+    "data.pairs": "tiny",
 }
+OF_MODE = {
+    "arm.": "rubric_arm",
+    "data.pairs": "rubric_arm",
+    "dynamic.": "dynamic",
+    "data.rankings": "dynamic",
+}  # keys that only one mode reads
 SOURCES = (
     "generator.source",
     "judge.source",
     "heldout_judge.source",
     "critic.source",
+    "arm.judge_source",
 )  # kept where no weights are read: '', oracle, an endpoint's model
 ENDPOINTS = {"endpoint.base_url": STAND_IN, "endpoint.key_env": ""}  # of each role behind an API: where its model comes from
 TURNS = "panel.from_cycle"  # whose cycles come one after another, so that every judge serves
@@ -81,6 +99,8 @@ MOST = {  # kept where they are less
     "dpo.heldout": 4, "dpo.updates": 2, "dpo.compare": 1, "dpo.answers": 2, "dpo.pairs": 4, "dpo.max_tokens": 0,
     "dynamic.candidates": 2, "dynamic.group": 2, "dynamic.generator_updates": 2, "dynamic.policy_updates": 2,
     "dynamic.static_from": 2, "dynamic.min_anchors": 2, "dynamic.min_characters": 0,
+    "arm.rounds": 2, "arm.votes": 2, "arm.warmup_updates": 1,
+    "arm.judge_updates": 1, "arm.generator_updates": 1,
 }  # fmt: skip
 
 
@@ -88,7 +108,7 @@ def shrink(cfg: Experiment) -> Experiment:
     """The experiment at the size of a smoke test."""
     prompts, alike = cfg.data.prompts, {key: rule_of(key) for key in key_types(cfg)}
     for key, rule in alike.items():  # an item of a list as the record that it is like
-        if rule in SMOKE:
+        if rule in SMOKE and _read(cfg, rule):
             cfg = replace_at(cfg, key, SMOKE[rule])
     if prompts.startswith("reasoning_gym:"):  # which bring their verifier
         cfg = replace_at(cfg, "data.prompts", prompts)
@@ -98,18 +118,19 @@ def shrink(cfg: Experiment) -> Experiment:
         cfg = replace_at(cfg, "data.prompts", "tiny_rubrics")
     if cfg.pairs.data:
         cfg = replace_at(cfg, "pairs.data", "tiny")
+    if cfg.schedule.mode == "rubric_arm":  # whose roles another small model knows
+        cfg = replace_at(cfg, "policy.source", "tiny_arm")
+    if cfg.schedule.mode == "dynamic":
+        cfg = replace_at(replace_at(cfg, "policy.source", "tiny_dynamic"), "warmup.data", "tiny_dynamic")
     for key, rule in alike.items():
         if rule in SOURCES and (source := get_at(cfg, key)) not in ("", "oracle") and not api_model(source):
-            cfg = replace_at(cfg, key, "tiny")
+            cfg = replace_at(cfg, key, cfg.policy.source)
     for role in (key.removesuffix(".source") for key, rule in alike.items() if rule in SOURCES and api_model(get_at(cfg, key))):
         for key, value in ENDPOINTS.items():
             cfg = replace_at(cfg, f"{role}.{key}", value)
-    if cfg.schedule.mode == "dynamic" and cfg.judge.source == "tiny":
-        cfg = replace_at(cfg, "judge.source", "tiny_dynamic")  # whose tokenizer can say yes and no
     starts = sorted({0, *cfg.panel.from_cycle})
     cfg = replace_at(cfg, TURNS, tuple(starts.index(start) for start in cfg.panel.from_cycle))
     if cfg.schedule.mode == "dynamic":
-        cfg = replace_at(replace_at(cfg, "policy.source", "tiny_dynamic"), "warmup.data", "tiny_dynamic")
         cfg = replace_at(cfg, "dynamic.new_rankings", ("tiny",) * min(1, len(cfg.dynamic.new_rankings)))
         starts = [*starts, len(starts)]  # a round with the generator frozen
     cycles = 1 if cfg.schedule.order == "generator_first" else max(len(starts), len(cfg.policies) + 1)
@@ -117,7 +138,13 @@ def shrink(cfg: Experiment) -> Experiment:
     if cfg.warmup.epochs:
         cfg = replace_at(replace_at(cfg, "warmup.epochs", 0.0), "warmup.updates", MOST["warmup.updates"])
     for key, most in MOST.items():
-        if key.startswith("dpo.") and cfg.schedule.mode not in DPO_MODES:  # whose settings stay the defaults
+        if key.startswith("dpo.") and cfg.schedule.mode not in DPO_MODES and not trains_own_pairs(cfg):  # whose stay the defaults
             continue
-        cfg = replace_at(cfg, key, min(most, get_at(cfg, key)))
+        if _read(cfg, key):
+            cfg = replace_at(cfg, key, min(most, get_at(cfg, key)))
     return replace_at(cfg, "scale", "smoke")
+
+
+def _read(cfg: Experiment, key: str) -> bool:
+    """Does the config's mode read the key at all?"""
+    return all(cfg.schedule.mode == mode or not key.startswith(head) for head, mode in OF_MODE.items())

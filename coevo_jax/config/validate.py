@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from coevo_jax.config import Experiment, Sampling, api_model, dynamic
+from coevo_jax.config import Experiment, Sampling, api_model, arm, dynamic
 from coevo_jax.config import check_dpo as dpo
 from coevo_jax.config.check_dynamic import check_dynamic
 from coevo_jax.config.check_modes import RUBRIC_FREE, check_control, check_critic, check_reward, check_rlcer, check_warmup
@@ -49,11 +49,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "panel.tie_breaker": ("mean_score", "first_judge"),
     "data.over_limit": ("filter", "refuse"),
     "rubric.source": ("generator", "none", "predefined", "data"),
-    "rubric.schema": ("json_criteria", "rar", "points", "weighted_items"),
+    "rubric.schema": ("json_criteria", "rar", "points", "numbered_rules", "weighted_items"),
     "rubric.reward": ("margin", "binary", "separation", "log_sigmoid"),
     "pairs.on_empty": ("nearest", "drop"),
     "schedule.order": ORDERS,
-    "schedule.mode": ("evolm", "sft", "verifiable", "rlcer", "reward", "dpo", "iterated_dpo", "dynamic"),
+    "schedule.mode": ("evolm", "sft", "verifiable", "rlcer", "reward", "dpo", "iterated_dpo", "rubric_arm", "dynamic"),
     "advantage.kind": ("group_std", "mean", "leave_one_out", "gae"),
     "loss.aggregation": ("token", "sequence", "constant"),
     "loss.ratio": ("token", "sequence"),
@@ -69,6 +69,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "sampler.attention": ("xla", "pallas"),
     "mesh.train": ("tensor", "fsdp", "context"),
     **dpo.CHOICES,
+    **arm.CHOICES,
     **{f"{role}.endpoint.length_field": ("max_tokens", "max_completion_tokens") for role in ENDPOINTS},
     **dynamic.CHOICES,
 }
@@ -180,6 +181,7 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("warmup.epochs", "warmup.warmup_steps", "warmup.heldout"), (0, math.inf)),
     "warmup.eval_every": (1, math.inf),
     **dynamic.RANGES,
+    **arm.RANGES,
     **{f"{role}.endpoint.concurrency": (1, 1024) for role in ENDPOINTS},
     **{f"{role}.endpoint.retries": (0, 100) for role in ENDPOINTS},
     **{f"{role}.endpoint.top_logprobs": (2, 20) for role in ENDPOINTS},
@@ -190,15 +192,15 @@ RANGES: dict[str, tuple[float, float]] = {
 for _key in [key for key in RANGES if key.startswith("judge.")]:
     RANGES["heldout_" + _key] = RANGES[_key]
 PROCEDURAL = "reasoning_gym"  # tasks with a verifier of their own
-SAMPLINGS = ("answer", "rubric_sampling", "question_sampling", "judge.sampling", "heldout_judge.sampling")
+SAMPLINGS = ("answer", "rubric_sampling", "question_sampling", "judge.sampling", "heldout_judge.sampling", "arm.judge_sampling")
 
 
 def validate(cfg: Experiment) -> None:
     """UserError for the first thing that is wrong; it names the keys and a value that would serve."""
     check_values(cfg)
     checks = (_check_names, _check_roles, _check_remote, _check_rubric, _check_learn, _check_lengths, _check_pairs, _check_guided)
-    extra = (_check_panel, _check_policies, check_reward, check_rlcer, check_critic, check_control, dpo.check_dpo, check_warmup,
-             check_dynamic)  # fmt: skip
+    modes = (check_reward, check_rlcer, dpo.check_dpo, check_warmup, arm.check_arm, check_dynamic)
+    extra = (_check_panel, _check_policies, *modes, check_critic, check_control)
     for check in (*checks, _check_judge, *extra, _check_run):
         check(cfg)
 
@@ -231,7 +233,7 @@ def _check_sampling(key: str, sampling: Sampling) -> None:
     def need(ok: bool, name: str, expected: str) -> None:
         _require(ok, f"{key}.{name}={getattr(sampling, name)} is out of range", f"{key}.{name}", expected)
 
-    if key in ("answer", "rubric_sampling"):
+    if key in ("answer", "rubric_sampling", "arm.judge_sampling"):
         need(sampling.temperature > 0, "temperature", "above 0: the samples of a group must differ")
     need(sampling.temperature >= 0, "temperature", "at least 0 (0 = greedy)")
     need(0 < sampling.top_p <= 1, "top_p", "above 0 and at most 1")
@@ -349,6 +351,9 @@ def used_samplings(cfg: Experiment) -> Iterator[tuple[str, Sampling, bool]]:
     mode, order = cfg.schedule.mode, cfg.schedule.order
     if mode in ("sft", "reward", "dpo"):
         return
+    if mode == arm.MODE:
+        yield from arm.samplings(cfg)
+        return
     yield "answer", cfg.answer, mode != "evolm" or order != "generator_only"
     if mode == dpo.ITERATED:
         if cfg.rubric.source == "generator" and not api_model(cfg.generator.source):
@@ -382,7 +387,7 @@ def generator_learns(cfg: Experiment) -> bool:
     """Does anything train the generator's weights: rubric updates, or a warm-up on rubrics?"""
     evolving = cfg.schedule.mode == "rlcer" and cfg.schedule.order == "alternate"
     evolving |= cfg.schedule.mode == "dynamic" and cfg.dynamic.static_from != 1
-    return trains_generator(cfg) or evolving or cfg.warmup.on
+    return trains_generator(cfg) or evolving or cfg.warmup.on or arm.trains_lists(cfg)
 
 
 def _check_lengths(cfg: Experiment) -> None:

@@ -30,7 +30,7 @@ BUNDLED = {
         "tiny": HERE / "tiny_prompts.jsonl",
         "tiny_rubrics": HERE / "tiny_rubrics.jsonl",  # with a column 'rubric', for rubric.source=data
     },
-    "pairs": {"tiny": HERE / "tiny_pairs.jsonl"},
+    "pairs": {"tiny": HERE / "tiny_pairs.jsonl", "demo": HERE / "demo_pairs.jsonl"},
     "rankings": {"labelled": HERE / "labelled_rankings.jsonl", "tiny": HERE / "tiny_rankings.jsonl"},
     "chat": {
         "demo": HERE / "warmup" / "rubrics.jsonl",

@@ -67,7 +67,7 @@ class SlotStream:
         return part, int(self._taken[chunk][part]) + int(ranks[offset])
 
     def _make_permutation(self, part: int, epoch: int) -> np.ndarray:
-        return _random(self.seed, self.name, "epoch", part, epoch).permutation(self.prompts.parts[part][1])
+        return random_of(self.seed, self.name, "epoch", part, epoch).permutation(self.prompts.parts[part][1])
 
     def _make_chunk(self, chunk: int) -> tuple[np.ndarray, np.ndarray]:
         """(component, records of it before in this chunk) of each position of a chunk.
@@ -80,7 +80,7 @@ class SlotStream:
         for offset in range(CHUNK):
             choices[offset] = np.argmax(weights * float(chunk * CHUNK + offset + 1) - taken)
             taken[choices[offset]] += 1
-        choices = choices[_random(self.seed, self.name, "mixture", chunk).permutation(CHUNK)]
+        choices = choices[random_of(self.seed, self.name, "mixture", chunk).permutation(CHUNK)]
         ranks = np.zeros(CHUNK, np.int64)
         for part in range(len(weights)):
             ranks[choices == part] = np.arange(np.sum(choices == part))
@@ -130,7 +130,7 @@ class SlotStream:
         )
 
 
-def _random(*parts: int | str) -> np.random.RandomState:
+def random_of(*parts: int | str) -> np.random.RandomState:
     """A generator keyed by `parts`. RandomState's streams are frozen by NumPy, so an order never changes with its version."""
     digest = hashlib.blake2b(repr(parts).encode("utf-8"), digest_size=32).digest()
     return np.random.RandomState(np.frombuffer(digest, "<u4"))

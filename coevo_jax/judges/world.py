@@ -170,7 +170,7 @@ _PATTERNS = {
 
 def read_criterion(text: str) -> Property | None:
     """The property that a criterion's text names, or None where no rule knows it. Case, spacing and a final stop don't matter."""
-    plain = " ".join(text.lower().split()).rstrip(".")
+    plain = " ".join(text.lower().split()).rstrip(".").removeprefix("the response ")
     for kind, pattern in _PATTERNS.items():
         found = pattern.fullmatch(plain)
         if found:

@@ -33,8 +33,9 @@ from coevo_jax.models.scalar import HEAD, Body, check_head, fresh_head
 from coevo_jax.models.spec import ModelSpec, spec_from_hf, spec_to_hf
 
 TINY = pathlib.Path(__file__).parent.parent / "judges" / "tiny_world" / "model"
-TINY_DYNAMIC = TINY.parent / "dynamic"  # reads answers and writes weighted items (docs/dynamic_rubric.md)
-NAMED = ("smollm2", "tiny", "tiny_dynamic")
+TINY_ARM = TINY.with_name("model_arm")  # writes numbered lists and judges pairs (benchmarks/train_tiny_arm.py)
+TINY_DYNAMIC = TINY.with_name("dynamic")  # reads answers and writes weighted items (benchmarks/train_tiny_dynamic.py)
+NAMED = ("smollm2", "tiny", "tiny_arm", "tiny_dynamic")
 TOKENIZER_VERSION = 1  # of the files made from a GGUF; a change makes them again
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -147,12 +148,13 @@ def write_config(spec: ModelSpec, tokenizer_folder: pathlib.Path, dtype: Any, fo
 def _resolve(source: str) -> pathlib.Path:
     if source == "smollm2":
         return smollm2.fetch()
-    path = {"tiny": TINY, "tiny_dynamic": TINY_DYNAMIC}.get(source) or pathlib.Path(source).expanduser()
+    named = {"tiny": TINY, "tiny_arm": TINY_ARM, "tiny_dynamic": TINY_DYNAMIC}
+    path = named.get(source) or pathlib.Path(source).expanduser()
     if not path.exists():
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         close = nearest(path.name, siblings)
         raise UserError(f"model source {source!r} does not exist", where=str(path.absolute()),
-                        expected="smollm2, tiny, a Hugging Face folder, a .gguf file, an Orbax folder or gs://...",
+                        expected="smollm2, tiny, tiny_arm, a Hugging Face folder, a .gguf file, an Orbax folder or gs://...",
                         nearest=str(path.parent / close) if close else nearest(source, NAMED))  # fmt: skip
     if path.is_file() and path.suffix != ".gguf":
         raise UserError(f"model source {source!r} is a file but not a .gguf", where=str(path.absolute()),

@@ -10,7 +10,7 @@ import pathlib
 import sys
 from typing import Any
 
-from coevo_jax.config import Experiment
+from coevo_jax.config import Experiment, arm
 from coevo_jax.config.load import load_config
 from coevo_jax.config.override import apply_overrides
 from coevo_jax.config.validate import validate
@@ -96,6 +96,8 @@ def _main(args: argparse.Namespace, cfg: Experiment) -> int:
     from coevo_jax.plan.step import model_step
 
     aot.require_libtpu()
+    if cfg.schedule.mode == arm.MODE:
+        return _arm(args, cfg)
     s, work = Slice(cfg, aot.topology(args.topology), args.layers), workload(args)
     s.check()
     if args.estimate:
@@ -115,6 +117,24 @@ def _main(args: argparse.Namespace, cfg: Experiment) -> int:
     print(report.as_text(s, found, step, work))
     out = report.as_json(s, found, step, work)
     if only or args.layers:  # a part of a plan proves nothing
+        out |= {"fits": False, "partial": True}
+        say("a part of the plan alone: it does not say that the config fits")
+    if args.json:
+        print(json.dumps(out))
+    return 0 if out["fits"] else 1
+
+
+def _arm(args: argparse.Namespace, cfg: Experiment) -> int:
+    """Rubric-ARM, whose phases are others."""
+    from coevo_jax.plan import arm as plan
+
+    if args.search or args.scale or args.programs or args.estimate:
+        raise UserError("schedule.mode=rubric_arm has the plain plan alone", where="--search, --scale, --programs, --estimate",
+                        expected="none of them")  # fmt: skip
+    say(f"compiling for {args.topology}; what was compiled before is taken from {args.cache}")
+    text, out = plan.run(args, cfg, workload(args), say)
+    print(text)
+    if args.layers:
         out |= {"fits": False, "partial": True}
         say("a part of the plan alone: it does not say that the config fits")
     if args.json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coevo_jax.config import RubricConfig
 from coevo_jax.errors import UserError, nearest
-from coevo_jax.rubrics import json_criteria, rar, rlcer, weighted_items
+from coevo_jax.rubrics import json_criteria, numbered_list, rar, rlcer, weighted_items
 from coevo_jax.rubrics.json_criteria import Criterion, Rubric, format_reward, numbered, render_rubric, rubric_stats
 from coevo_jax.text.parse import Parsed
 
@@ -13,6 +13,7 @@ SCHEMAS = {
     "rar": rar.parse_rubric,
     "points": rlcer.parse_rubric,
     "weighted_items": weighted_items.parse_rubric,
+    "numbered_rules": numbered_list.parse_rubric,
 }
 
 
