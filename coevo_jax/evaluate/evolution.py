@@ -13,6 +13,7 @@ The released word lists of negation, examples, correctness and completeness are 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import re
@@ -142,8 +143,9 @@ def point(update: int, rubrics: Sequence[Mapping[str, Any]], answers: Sequence[M
 def judge_numbers(rubrics: Iterable[Mapping[str, Any]], answers: Iterable[Mapping[str, Any]]) -> dict[str, float | None]:
     """How the judge decided under an update's rubrics.
 
-    pair_accuracy: share of margins above 0; tie_share: of 0; longer_preferred: share of margins that name the longer answer, beside
-    accepted_longer, how often the accepted one is; length_correlation: of an answer's characters with its reward, inside groups.
+    pair_accuracy: share of margins above 0; tie_share: of 0; longer_preferred: share of margins that name the longer answer,
+    beside accepted_longer, how often the accepted one is;
+    length_correlation: of an answer's characters with its reward, inside groups.
     Side by side: slot_a_share and order_flip_share. Several judges: all_agree; a held-out judge: heldout_agreement.
     """
     rubrics, answers = list(rubrics), list(answers)
@@ -222,7 +224,7 @@ def drift(versions: Sequence[Version]) -> tuple[float | None, float | None]:
         likeness(a, b) for v in versions for i, a in enumerate(v.rubrics) for b in v.rubrics[:i]
     ]  # samples of the same weights
     with_some = [v for v in versions if v.rubrics]
-    between = [likeness(a, b) for v, w in zip(with_some, with_some[1:]) for a in v.rubrics for b in w.rubrics]
+    between = [likeness(a, b) for v, w in itertools.pairwise(with_some) for a in v.rubrics for b in w.rubrics]
     return _mean(inside), _mean(between)
 
 

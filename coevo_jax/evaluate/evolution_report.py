@@ -125,8 +125,9 @@ def as_markdown(source: str, points: Sequence[Point], found: Mapping[str, Sequen
         lines += table(["update", *names], [[str(p.update), *(num(p.judge[n]) for n in names)] for p in shown])
     inside, between = zip(*(drift(v) for v in found.values())) if found else ((), ())
     several = sum(len(v) > 1 for v in found.values())
-    lines += ["", f"{len(found)} questions, {several} of them in more than one update. Likeness of a question's rubrics (shared words "
-              f"over all words): {num(_mean(inside))} inside an update, {num(_mean(between))} from one to the next."]  # fmt: skip
+    words = f"{len(found)} questions, {several} of them in more than one update. Likeness of a question's rubrics (shared words "
+    words += f"over all words): {num(_mean(inside))} inside an update, {num(_mean(between))} from one to the next."
+    lines += ["", words]
     return "\n".join(lines) + "\n"
 
 

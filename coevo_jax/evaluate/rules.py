@@ -247,7 +247,7 @@ def score_lists(rows: Rows, rule: Rule) -> Score:
     taus = [rl.tau(judged.games[0], example.scores) for example, judged in rows]
     tops = [rl.top_one(judged.games[0], example.scores) for example, judged in rows]
     total, failed = sum(c.total for c in counts), sum(c.failed for c in counts)
-    parts = {
+    parts: dict[str, float | None] = {
         "kendall_tau": _mean([t for t in taus if t is not None]),
         "top_1": _mean([t for t in tops if t is not None]),
         "pairs": float(total),

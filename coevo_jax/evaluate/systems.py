@@ -142,7 +142,7 @@ class RubricSystem:
         if written.rubric is None:
             games = [(None,) * size]
         games = games if len(games) == benchmark.games else games * benchmark.games
-        failures = Counter(verdict.status for _, verdict in found if verdict.status != "ok")
+        failures: Counter[str] = Counter(verdict.status for _, verdict in found if verdict.status != "ok")
         notes = tuple(_note(call, verdict) for call, verdict in found)
         text = written.text if written.rubric is None else written.text or " | ".join(c.text for c in written.rubric.criteria)
         return Judged(example.id, tuple(games), len(found), dict(failures), text, written.status, written.detail, notes)

@@ -119,12 +119,16 @@ def rubric_identity(cfg: Experiment) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def shows_candidates(template: str) -> bool:
+    """Does the generator see answers beside the question?"""
+    return not prompt_slots(template) <= {"question", "reference"}
+
+
 def messages_of(template: str, example: Example) -> list[dict[str, str]]:
     """The generator's prompt of an example; candidates, where the template shows them, in an order that belongs to its id."""
-    slots = prompt_slots(template)
-    if slots <= {"question", "reference"}:
+    if not shows_candidates(template):
         given = {"question": example.prompt, "reference": example.reference}
-        return render_prompt(template, **{name: given[name] for name in slots})
+        return render_prompt(template, **{name: given[name] for name in prompt_slots(template)})
     shown = [example.answers[i] for i in shown_order(example)]
     candidates: Any = importlib.import_module("coevo_jax.text.candidates")
     return candidates.generator_messages(template, example.prompt, shown)  # type: ignore[no-any-return]
