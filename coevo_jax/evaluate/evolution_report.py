@@ -168,7 +168,7 @@ def plot(points: Sequence[Point], folder: pathlib.Path) -> list[pathlib.Path]:
                     panel.plot(*zip(*values), style, color=f"C{color}", linewidth=1, label=name if style == "-" else None)
         panel.set_title(title, fontsize=8)
         panel.tick_params(labelsize=7)
-        if len(names) > 1:
+        if len(names) > 1 and panel.get_legend_handles_labels()[0]:
             panel.legend(fontsize=6)
     figure.supxlabel("update; solid: valid rubrics, dashed: the paper's definition", fontsize=8)
     return save_figure(figure, folder, "evolution")

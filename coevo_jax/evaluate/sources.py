@@ -45,7 +45,7 @@ FIXED = ("none", "predefined", "data")
 DEFAULTS = Experiment(
     name="evaluate",
     rubric_sampling=Sampling(temperature=0.6, top_p=0.95, max_new_tokens=512),
-    judge=JudgeConfig(max_prompt=4096, sampling=Sampling(temperature=0.6, top_p=0.95, max_new_tokens=256)),
+    judge=JudgeConfig(max_prompt=2048, sampling=Sampling(temperature=0.6, top_p=0.95, max_new_tokens=256)),
     sampler=SamplerConfig(slots=16, max_prompt=1024, max_new=512, prefill_tokens=4096),
 )
 # The small world's prompts and lengths, for models that have no room for others.
