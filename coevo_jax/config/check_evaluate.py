@@ -19,7 +19,7 @@ def check_evaluate(cfg: Experiment) -> None:
         require(not own.best, "evaluate.best names a metric, and nothing is evaluated", "evaluate.best, evaluate.every",
                 "evaluate.every of at least 1")  # fmt: skip
         return
-    samples = cfg.schedule.mode not in ("sft", "reward")
+    samples = cfg.schedule.mode not in ("sft", "reward", "dpo")
     require(samples, f"schedule.mode={cfg.schedule.mode} draws nothing that could be evaluated", "evaluate.every", "0")
     require(own.prompts > 0 or own.pairs != "", "there is nothing to evaluate on", "evaluate.prompts, evaluate.pairs",
             "held-out prompts or a file of pairs")  # fmt: skip
