@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import pytest
+from remote_support import completion, serving
 from test_judges_protocols import FakeEngine
 
 from coevo_jax.bench import Seat
@@ -310,6 +311,10 @@ def test_lists_do_not_begin_with_the_right_answer_for_a_judge_of_slots() -> None
         (["--benchmark=pairs", "--data={data}", "--judge=tiny?protocol=likert", "--out={out}", "--generator=data"], "no rubric"),
         (["--benchmark=pairs", "--data={data}", "--judge=tiny?protocool=likert", "--out={out}"], "protocool"),
         (["--benchmark=pairs", "--data={data}", "--judge=tiny?protocol", "--out={out}"], "is no source"),
+        (
+            ["--benchmark=pairs", "--data={data}", "--judge=world", "--out={out}", "--generator=tiny?prompt=rubric_points"],
+            "shows answer, which no example has",
+        ),
         (["--benchmark=pairs", "--data={data}", "--judge=missing_folder", "--out={out}"], "missing_folder"),
         (["--benchmark=pairs", "--data={data}", "--judge=run:nowhere", "--out={out}"], "not a run folder"),
         (["--benchmark=pairs", "--evolution=run", "--out={out}"], "one of them"),
@@ -358,6 +363,34 @@ def test_sources_have_settings_of_their_own() -> None:
     loader = Loader(overrides=("judge.retries=5", "rubric_sampling.temperature=0"))
     cfg = loader._settings(("judge.retries=7",))
     assert cfg.judge.retries == 7 and loader._settings().judge.retries == 5 and cfg.rubric_sampling.temperature == 0
+
+
+def test_a_judge_and_a_generator_behind_an_endpoint(data: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """The replies are kept, so the same command asks for nothing again; the endpoint's failures are counted."""
+    rubric = json.dumps({"criteria": [{"criterion": c, "weight": 0.5} for c in ("is good", "is short")]})
+
+    def script(handler: Any, body: dict[str, Any], number: int) -> None:
+        text = body["messages"][-1]["content"]
+        if "Write a rubric" in text:
+            handler.send(completion(rubric))
+        elif "bad 3" in text:
+            handler.send("down", status=404)
+        else:
+            handler.send(
+                completion(json.dumps({"reasoning": "so", "score": 0.9 if "good " in text.split("question")[-2] else 0.1}))
+            )
+
+    out = tmp_path / "out"
+    with serving(script) as server:
+        where = f"endpoint.base_url={server.url}"
+        flags = ["--benchmark=pairs", f"--data={data}", f"--out={out}", "--generator=api:writer", f"--config.generator.{where}",
+                 f"--judge=api:model?protocol=json_score&{where}&endpoint.retries=0"]  # fmt: skip
+        assert command.main(flags) == 0
+        (found,) = results(out)
+        assert found["rubrics"] == {"ok": 8} and found["calls"] == 16 and sum(found["failures"].values()) == 1
+        assert found["failure_share"] == pytest.approx(1 / 8)
+        asked = len(server.bodies)
+        assert asked == 8 + 16 and command.main(flags) == 0 and len(server.bodies) == asked
 
 
 def test_the_small_world_from_end_to_end(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,7 +164,7 @@ def _systems(
     lock = take_lock(out)
     runs = RunConsole(console)
     compilation_cache(DEFAULTS, runs)
-    loader, results = Loader(flags.config, flags.overrides, runs), list[Result]()
+    loader, results = Loader(flags.config, flags.overrides, runs, out), list[Result]()
     rule = benchmark.rule(ties=flags.ties, margin=flags.margin, gap=flags.gap)
     try:
         for judge in flags.judge:

@@ -27,7 +27,18 @@ from coevo_jax.evaluate.rules import choices_of
 from coevo_jax.evaluate.runner import choose
 from coevo_jax.evaluate.store import content_of
 from coevo_jax.evaluate.systems import RubricSystem, reads_rubric
-from coevo_jax.evaluate.writers import GENERIC, NONE, Fixed, ModelWriter, RemoteWriter, Writer, digest, number, shows_candidates
+from coevo_jax.evaluate.writers import (
+    GENERIC,
+    NONE,
+    Fixed,
+    ModelWriter,
+    RemoteWriter,
+    Writer,
+    digest,
+    number,
+    shows_candidates,
+    unknown_slots,
+)
 from coevo_jax.learn.verifiers import resolve_verifier
 from coevo_jax.methods.context import Context
 from coevo_jax.records.facts import Facts
@@ -171,12 +182,14 @@ class Evaluation:
 
 
 def _writer(context: Context, sampling: Any) -> Writer | None:
-    """Where the run's rubrics come from; None where each prompt brings its own."""
+    """Where the run's rubrics come from; None where each prompt brings its own or the writer sees what an example has not."""
     cfg = dataclasses.replace(context.cfg, rubric_sampling=sampling)
     if not reads_rubric(cfg.judge):
         return Fixed("none", NONE)
     if cfg.rubric.source != "generator":
         return {"none": Fixed("none", GENERIC), "predefined": Fixed("predefined", rar.PREDEFINED)}.get(cfg.rubric.source)
+    if unknown_slots(cfg.rubric.prompt):  # such as RLCER's, whose writer sees an answer
+        return None
     if context.writer is not None:
         return RemoteWriter("generator", cfg, context.writer.endpoint)
     voice = context.voices["rubric"]

@@ -6,7 +6,7 @@
     smollm2?protocol=json_score&pairs=pairwise     settings of JudgeConfig, for a judge
     oracle | always_a | random | world             judges that check the harness; world: the small world's rules
 
-A run as a generator brings its rubric prompt, schema and sampling; a run as a judge brings its judge's settings.
+A run as a generator brings its rubric prompt, schema and longest rubric; a run as a judge brings its judge's settings.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import jax
 
 from coevo_jax import loading
 from coevo_jax.bench import Seat
-from coevo_jax.config import Experiment, JudgeConfig, ModelConfig, SamplerConfig, Sampling, api_model
+from coevo_jax.config import EndpointConfig, Experiment, JudgeConfig, ModelConfig, SamplerConfig, Sampling, api_model
 from coevo_jax.config.check_modes import RUBRIC_FREE
 from coevo_jax.config.load import load_config
 from coevo_jax.config.override import apply_overrides, from_dict
@@ -28,7 +28,7 @@ from coevo_jax.distributed import local_mesh
 from coevo_jax.errors import UserError, nearest
 from coevo_jax.evaluate.checking import CHECKS, Checking, System
 from coevo_jax.evaluate.systems import RubricSystem, reads_rubric
-from coevo_jax.evaluate.writers import GENERIC, NONE, Fixed, FromData, ModelWriter, RemoteWriter, Writer
+from coevo_jax.evaluate.writers import GENERIC, NONE, Fixed, FromData, ModelWriter, RemoteWriter, Writer, unknown_slots
 from coevo_jax.judges import MODEL_FREE, SCALAR
 from coevo_jax.mesh import DECODE_RULES, make_mesh
 from coevo_jax.models.load import LoadedModel
@@ -74,10 +74,17 @@ def parse_source(text: str, flag: str) -> Source:
 
 
 class Loader:
-    """Loads each model once. base: a config file or the defaults; overrides: 'key=value' of the command line, which win."""
+    """Loads each model once. config: a file, '' = the defaults; overrides: 'key=value' of the command line, which win; out: where
+    the replies of endpoints are kept."""
 
-    def __init__(self, config: str = "", overrides: tuple[str, ...] = (), console: RunConsole | None = None):
-        self.config, self.overrides = config, overrides
+    def __init__(
+        self,
+        config: str = "",
+        overrides: tuple[str, ...] = (),
+        console: RunConsole | None = None,
+        out: pathlib.Path | None = None,
+    ):
+        self.config, self.overrides, self.out = config, overrides, out
         self.console = console or RunConsole()
         self.mesh = local_mesh(make_mesh(DEFAULTS.mesh)) if jax.device_count() > 1 else None
         self._models: dict[Any, LoadedModel] = {}
@@ -129,12 +136,14 @@ class Loader:
                 return FromData(self._settings(_prefixed("rubric", source.settings)))
             return Fixed(source.name, GENERIC if source.name == "none" else rar.PREDEFINED)
         cfg = self._settings(_prefixed("rubric", source.settings), source.name, "rubric", source.name == "tiny")
+        if unknown := unknown_slots(cfg.rubric.prompt):
+            raise UserError(f"the template {cfg.rubric.prompt!r} shows {', '.join(unknown)}, which no example has",
+                            where=f"--generator={source.text}, rubric.prompt", expected="a template with a question")  # fmt: skip
         if name := api_model(source.name):
-            endpoint = Endpoint("generator", name, cfg.generator.endpoint)
-            self._endpoints.append(endpoint)
-            return RemoteWriter(source.text, cfg, endpoint)
+            return RemoteWriter(source.text, cfg, self._endpoint("generator", name, cfg.generator.endpoint))
         model = self._model(ModelConfig(source=source.name, dtype=cfg.policy.dtype, param_dtype=cfg.policy.dtype), "generator")
         tokenizer = ChatTokenizer.load(model.folder)
+        cfg = dataclasses.replace(cfg, sampler=_room(cfg.sampler, cfg.rubric_sampling.max_new_tokens, model.spec.max_position))
         engine = self._engine(cfg).get(model.spec, tokenizer.stop_ids)
         return ModelWriter(source.text, cfg, engine, model.params, tokenizer, model.hash)
 
@@ -156,9 +165,13 @@ class Loader:
         cfg = dataclasses.replace(cfg, panel=type(cfg.panel)(), schedule=alone)
         endpoint = None
         if name := api_model(cfg.judge.source):
-            endpoint = Endpoint("judge", name, cfg.judge.endpoint)
-            self._endpoints.append(endpoint)
+            endpoint = self._endpoint("judge", name, cfg.judge.endpoint)
         model = self._judge_model(cfg)
+        if model is not None:
+            longest = cfg.judge.max_prompt or cfg.sampler.max_prompt
+            room = _room(dataclasses.replace(cfg.sampler, max_prompt=longest), cfg.judge.sampling.max_new_tokens,
+                         model.spec.max_position)  # fmt: skip
+            cfg = dataclasses.replace(cfg, sampler=room, judge=dataclasses.replace(cfg.judge, max_prompt=0))
         seat = loading.make_seat("judge", cfg, model, self._engine(cfg), endpoint)
         return dataclasses.replace(seat, name=source.text), model.hash if model is not None else ""
 
@@ -168,6 +181,12 @@ class Loader:
         if not plain:
             return loading.load_judge(cfg, None, self.mesh)
         return self._model(ModelConfig(judge.source, judge.dtype, judge.dtype, sha256=judge.sha256), "judge")
+
+    def _endpoint(self, role: str, model: str, cfg: EndpointConfig) -> Endpoint:
+        self._endpoints.append(Endpoint(role, model, cfg))
+        if self.out is not None:
+            self._endpoints[-1].open_cache(self.out)
+        return self._endpoints[-1]
 
     # ---- models -------------------------------------------------------------------------------------------------------
 
@@ -207,16 +226,16 @@ def _with_run(cfg: Experiment, source: str, part: str) -> Experiment:
     own = run_config(folder)
     if part == "rubric":
         generator = dataclasses.replace(own.generator, endpoint=cfg.generator.endpoint)
-        return dataclasses.replace(cfg, rubric=own.rubric, generator=generator, policy=own.policy, seed=own.seed,
-                                   rubric_sampling=dataclasses.replace(cfg.rubric_sampling,
-                                                                       max_new_tokens=own.rubric_sampling.max_new_tokens),
-                                   sampler=_room(cfg.sampler, own.sampler))  # fmt: skip
+        drawn = dataclasses.replace(cfg.rubric_sampling, max_new_tokens=own.rubric_sampling.max_new_tokens)
+        return dataclasses.replace(
+            cfg, rubric=own.rubric, generator=generator, policy=own.policy, seed=own.seed, rubric_sampling=drawn
+        )
     return dataclasses.replace(cfg, judge=dataclasses.replace(own.judge, sha256=""))
 
 
-def _room(sampler: SamplerConfig, own: SamplerConfig) -> SamplerConfig:
-    """Of a run's model with short rows (the small world) the run's own lengths."""
-    return own if own.max_prompt + own.max_new < 512 else sampler
+def _room(sampler: SamplerConfig, new: int, positions: int) -> SamplerConfig:
+    """An engine that holds completions of `new` tokens, and prompts as long as the model's positions allow."""
+    return dataclasses.replace(sampler, max_new=new, max_prompt=min(sampler.max_prompt, max(positions - new, 1)))
 
 
 def run_config(folder: pathlib.Path) -> Experiment:

@@ -28,6 +28,7 @@ from coevo_jax.text.parse import Parsed
 from coevo_jax.text.prompts import prompt_slots, render_prompt, template_identity
 
 ROLE = "evaluation/rubric"  # of the noise: no draw of a training is repeated
+CANDIDATES = ("candidates", "candidate_lines")  # slots of DynamicRubric's templates (text/candidates.py)
 NONE = Rubric(())  # of judges that read none
 # No rubric, for a judge that reads one: the whole of what is asked, in one criterion.
 GENERIC = Rubric((Criterion("The answer is correct, complete and helpful", 1.0),))
@@ -120,13 +121,18 @@ def rubric_identity(cfg: Experiment) -> dict[str, Any]:
 
 
 def shows_candidates(template: str) -> bool:
-    """Does the generator see answers beside the question?"""
-    return not prompt_slots(template) <= {"question", "reference"}
+    """Does the generator see candidate answers beside the question?"""
+    return bool(prompt_slots(template) & set(CANDIDATES))
+
+
+def unknown_slots(template: str) -> list[str]:
+    """What the template shows and an example has not."""
+    return sorted(prompt_slots(template) - {"question", "reference", "question_line", *CANDIDATES})
 
 
 def messages_of(template: str, example: Example) -> list[dict[str, str]]:
     """The generator's prompt of an example; candidates, where the template shows them, in an order that belongs to its id."""
-    if not shows_candidates(template):
+    if prompt_slots(template) <= {"question", "reference"}:
         given = {"question": example.prompt, "reference": example.reference}
         return render_prompt(template, **{name: given[name] for name in prompt_slots(template)})
     shown = [example.answers[i] for i in shown_order(example)]
