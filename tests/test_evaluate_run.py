@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from remote_support import completion, serving
 from test_judges_protocols import FakeEngine
@@ -25,8 +28,18 @@ from coevo_jax.evaluate.runner import choose, run, system_hash
 from coevo_jax.evaluate.sources import DEFAULTS, Loader, parse_source
 from coevo_jax.evaluate.store import KeptWriter, RowStore
 from coevo_jax.evaluate.systems import RubricSystem
-from coevo_jax.evaluate.writers import GENERIC, Fixed, FromData, Written, colder
+from coevo_jax.evaluate.writers import (
+    GENERIC,
+    Fixed,
+    FromData,
+    Written,
+    colder,
+    messages_of,
+    shows_candidates,
+    unknown_slots,
+)
 from coevo_jax.judges import JudgeItem
+from coevo_jax.models.load import TINY
 from coevo_jax.records.console import Console
 from coevo_jax.records.verdicts import Verdict, failed
 from coevo_jax.rubrics import Criterion, Rubric
@@ -365,6 +378,48 @@ def test_sources_have_settings_of_their_own() -> None:
     assert cfg.judge.retries == 7 and loader._settings().judge.retries == 5 and cfg.rubric_sampling.temperature == 0
 
 
+def test_a_reward_model_judges_without_a_rubric(
+    data: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    folder = tmp_path / "reward"
+    shutil.copytree(TINY, folder)  # the small world's model with a head of ours
+    weights = load_file(folder / "model.safetensors")
+    save_file({**weights, "score.weight": np.ones((1, 64), np.float32)}, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["LlamaForSequenceClassification"], "num_labels": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    flags = ["--benchmark=pairs", f"--data={data}", f"--out={tmp_path / 'out'}", f"--judge={folder}?protocol=scalar"]
+    flags += ["--config.judge.max_prompt=128", "--config.sampler.prefill_tokens=256"]
+    assert command.main(flags) == 0
+    (found,) = results(tmp_path / "out")
+    assert found["calls"] == 16 and found["failure_share"] == 0.0 and found["rubrics"] == {}
+    row = json.loads(next((tmp_path / "out").glob("*/rows.jsonl")).read_text().splitlines()[0])
+    assert row["games"][0] == row["games"][1] and row["rubric"] == ""  # no noise: asked once
+
+
+def test_a_generator_that_sees_the_candidates(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DynamicRubric's templates show the example's answers, in an order that belongs to its id."""
+    seen: list[tuple[str, str, list[str]]] = []
+
+    class Candidates:
+        @staticmethod
+        def generator_messages(template: str, question: str, candidates: list[str]) -> list[dict[str, str]]:
+            seen.append((template, question, list(candidates)))
+            return [{"role": "user", "content": "..."}]
+
+    monkeypatch.setitem(sys.modules, "coevo_jax.text.candidates", Candidates)
+    template = tmp_path / "sees.txt"
+    template.write_text("[user]\n{{question|raw}}\n{{candidates|raw}}\nWrite a checklist.\n")
+    assert shows_candidates(str(template)) and not shows_candidates("rubric_long") and not unknown_slots(str(template))
+    for _ in range(2):
+        messages_of(str(template), LIST)
+    assert seen[0] == seen[1] == (str(template), "q", [LIST.answers[i] for i in shown_order(LIST)])
+    assert unknown_slots("rubric_points") == ["answer"]
+
+
 def test_a_judge_and_a_generator_behind_an_endpoint(data: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """The replies are kept, so the same command asks for nothing again; the endpoint's failures are counted."""
     rubric = json.dumps({"criteria": [{"criterion": c, "weight": 0.5} for c in ("is good", "is short")]})
@@ -376,9 +431,7 @@ def test_a_judge_and_a_generator_behind_an_endpoint(data: pathlib.Path, tmp_path
         elif "bad 3" in text:
             handler.send("down", status=404)
         else:
-            handler.send(
-                completion(json.dumps({"reasoning": "so", "score": 0.9 if "good " in text.split("question")[-2] else 0.1}))
-            )
+            handler.send(completion(json.dumps({"reasoning": "so", "score": 0.9 if "good " in text else 0.1})))
 
     out = tmp_path / "out"
     with serving(script) as server:
@@ -412,3 +465,25 @@ def test_the_small_world_from_end_to_end(tmp_path: pathlib.Path, monkeypatch: py
     before = (out / "results.json").read_text()
     assert command.main(flags) == 0 and (out / "results.json").read_text() == before
     assert command.main(["--evolution=" + str(next(out.glob("rubrics-*.jsonl"))), f"--out={tmp_path / 'evolution'}"]) == 0
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize(
+    ("name", "file", "slots", "chance"),
+    [
+        ("llmbar", "bench_preference/llmbar_visible.jsonl", 0.5, 0.5),
+        ("pandalm", "bench_preference/pandalm_visible.jsonl", 0.46, 0.46),  # 40 of 500 labels are ties, which neither says
+        ("listwise", "listwise/vicuna80_5models.jsonl", None, 0.5),
+        ("infobench", "rubrics/infobench.jsonl", 0.876, 0.5),  # 1,971 of 2,250 criteria are met
+    ],
+)
+def test_published_properties(
+    name: str, file: str, slots: float | None, chance: float, shared_data: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """An oracle gives 100, a judge of slots one half of the pairs in two games, guessing gives chance within its interval."""
+    flags = [f"--benchmark={name}", f"--data={shared_data / file}", f"--out={tmp_path}"]
+    assert command.main([*flags, "--judge=oracle", "--judge=always_a", "--judge=random"]) == 0
+    oracle, always_a, guess = results(tmp_path)
+    assert oracle["score"] == oracle["strict"] == 1.0
+    assert slots is None or always_a["score"] == pytest.approx(slots)
+    assert guess["interval"][0] <= chance <= guess["interval"][1]
