@@ -139,10 +139,12 @@ def test_lists_by_scores_and_by_copeland() -> None:
     assert once.judge([LIST], BENCHMARKS["listwise"])[0].games == ((2.0, 2.0, 0.0),)
 
 
-def test_criteria_of_the_data_are_asked_one_by_one() -> None:
+def test_criteria_of_the_data_are_asked_one_by_one(tmp_path: pathlib.Path) -> None:
     judge = FakeJudge(lambda item: 0.9 if item.rubric.criteria[0].text == "short?" else 0.3)
     judged = system(judge, FromData(DEFAULTS)).judge([CRITERIA], BENCHMARKS["infobench"])
     assert judged[0].games == ((0.9, 0.3),) and [len(i.rubric.criteria) for i in judge.asked] == [1, 1]
+    (found,) = run(system(judge, FromData(DEFAULTS)), BENCHMARKS["infobench"], [CRITERIA], tmp_path, Console())
+    assert found == judged[0]
     judged = system(FakeJudge()).judge([CRITERIA], BENCHMARKS["infobench"])
     assert judged[0].games == ((0.8, 0.8),) and judged[0].calls == 1  # another rubric: the answer's score stands for each
 

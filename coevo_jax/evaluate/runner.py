@@ -18,7 +18,7 @@ from coevo_jax.evaluate.records import Example, Judged
 from coevo_jax.evaluate.reward_bench import ties_id
 from coevo_jax.evaluate.store import VERSION, KeptWriter, RowStore, content_of, judged_of, judged_row
 from coevo_jax.evaluate.systems import RubricSystem
-from coevo_jax.evaluate.writers import Fixed, digest
+from coevo_jax.evaluate.writers import Fixed, FromData, digest
 from coevo_jax.records.console import Console
 from coevo_jax.records.files import write_atomic
 
@@ -52,7 +52,7 @@ def run(
     folder = out / folder_name(system, benchmark)
     rows = RowStore(folder / "rows.jsonl")
     write_atomic(folder / "system.json", json.dumps(dict(system.identity) | {"name": system.name}, indent=2) + "\n")
-    if isinstance(system, RubricSystem) and not isinstance(system.writer, Fixed):
+    if isinstance(system, RubricSystem) and not isinstance(system.writer, Fixed | FromData):
         system = dataclasses.replace(system, writer=KeptWriter(system.writer, out))
     keys = [content_of(example) for example in examples]
     missing = [i for i, key in enumerate(keys) if key not in rows.rows]
