@@ -86,7 +86,7 @@ class Loader:
     ):
         self.config, self.overrides, self.out = config, overrides, out
         self.console = console or RunConsole()
-        self.mesh = local_mesh(make_mesh(DEFAULTS.mesh)) if jax.device_count() > 1 else None
+        self.mesh = local_mesh(make_mesh(self._settings().mesh)) if jax.device_count() > 1 else None
         self._models: dict[Any, LoadedModel] = {}
         self._engines: dict[Any, loading.Engines] = {}
         self._seats: dict[tuple[str, ...], tuple[Seat, str]] = {}
