@@ -1,7 +1,7 @@
 """SmolLM2 as generator and judge on LLMBar, PandaLM, listwise rankings and InfoBench: no rubric against a prompted rubric.
 
     python benchmarks/evaluate_smollm2.py --shared=/path/to/shared/data --out=runs/evaluate_smollm2
-        [--limit=N] [--only=llmbar,...] [--generator=run:FOLDER] [--doc]
+        [--limit=N] [--only=llmbar,...] [--rubrics=none,...] [--generator=run:FOLDER] [--doc]
 
 The judge reads each criterion's yes and no from the next-token probabilities (criterion_logits), so it has no noise. 'none' is
 one criterion that asks for the whole; InfoBench also has the data's own criteria. The checking judges (oracle, always_a, random)
@@ -50,22 +50,27 @@ def run(flags: argparse.Namespace, name: str) -> int:
     """The benchmark's checks and systems; the exit code."""
     data, out = pathlib.Path(flags.shared) / FILES[name], pathlib.Path(flags.out)
     for check in CHECKS:
+        if (out / name / check / "results.json").exists():
+            continue
         done = evaluate([f"--benchmark={name}", f"--data={data}", f"--judge={check}", f"--out={out / name / check}"])
         if done:
             return done
-    generators = (*GENERATORS[name], *flags.generator)
+    generators = (*(flags.rubrics.split(",") if flags.rubrics else GENERATORS[name]), *flags.generator)
     limit = flags.limit or LIMITS[name]
-    words = [f"--benchmark={name}", f"--data={data}", "--judge=smollm2", f"--out={out / name / 'smollm2'}", f"--limit={limit}"]
-    words += [f"--generator={g}" for g in generators] + [f"--config.{s}" for s in SETTINGS]
-    return evaluate([*words, "--batch=8"])
+    words = [f"--benchmark={name}", f"--data={data}", "--judge=smollm2", f"--limit={limit}", "--batch=8"]
+    for generator in generators:
+        folder = out / name / ("smollm2_" + generator.rpartition("/")[2].replace("run:", ""))
+        if done := evaluate([*words, f"--out={folder}", f"--generator={generator}", *(f"--config.{s}" for s in SETTINGS)]):
+            return done
+    return 0
 
 
 def rows(out: pathlib.Path, only: list[str]) -> list[list[str]]:
     """The table's lines."""
     found = []
     for name in only:
-        for folder in (*CHECKS, "smollm2"):
-            path = out / name / folder / "results.json"
+        paths = [out / name / check / "results.json" for check in CHECKS]
+        for path in [*paths, *sorted((out / name).glob("smollm2_*/results.json"))]:
             if path.exists():
                 found += [_row(name, json.loads(path.read_text()), r) for r in json.loads(path.read_text())["results"]]
     return found
@@ -88,7 +93,8 @@ def main() -> int:
     parser.add_argument("--out", required=True)
     parser.add_argument("--limit", type=int, default=0)
     parser.add_argument("--only", default=",".join(FILES))
-    parser.add_argument("--generator", action="append", default=[])
+    parser.add_argument("--rubrics", default="", help="none,smollm2,data; '' = those of each benchmark")
+    parser.add_argument("--generator", action="append", default=[], help="one more, such as run:FOLDER")
     parser.add_argument("--doc", action="store_true")
     flags = parser.parse_args()
     only, start = flags.only.split(","), time.monotonic()

@@ -257,7 +257,7 @@ def test_copeland() -> None:
 
 
 def test_criteria() -> None:
-    assert rl.criteria_counts((0.9, 0.1, 0.5, None), (True, True, True, True)) == (1, 1, 1)
+    assert rl.criteria_counts((0.9, 0.1, 0.5, None), (True, True, False, True)) == (1, 1, 1)
     rows = [(Example("1", "q", ("a",), criteria=("x", "y"), met=(True, False)), Judged("1", ((0.9, 0.6),)))]
     rows += [(Example("2", "q", ("a",), criteria=("x",), met=(True,)), Judged("2", ((None,),)))]
     score = BENCHMARKS["infobench"].score(rows, BENCHMARKS["infobench"].rule(draws=100))
