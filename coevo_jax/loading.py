@@ -44,7 +44,7 @@ def make_bench(cfg: Experiment, policy: LoadedModel, engines: Engines, endpoints
         own = dataclasses.replace(cfg, judge=all_judges(cfg)[number])
         try:
             model = load_judge(own, loaded[0] if loaded else None, engines.mesh)
-            return _seat(name, own, model, engines, endpoints.get(name))
+            return make_seat(name, own, model, engines, endpoints.get(name))
         except UserError as error:
             where = error.where.replace("judge.", f"panel.judges.{number - 1}.", 1) if number else error.where
             raise UserError(error.what, where=where, expected=error.expected, nearest=error.nearest) from error
@@ -61,7 +61,7 @@ def make_heldout(cfg: Experiment, policy: LoadedModel, engines: Engines, endpoin
     if not cfg.heldout_judge.source:
         return None
     own = dataclasses.replace(cfg, judge=cfg.heldout_judge)
-    return _seat(HELDOUT, own, load_judge(own, policy, engines.mesh), engines, endpoint)
+    return make_seat(HELDOUT, own, load_judge(own, policy, engines.mesh), engines, endpoint)
 
 
 def load_critic(cfg: Experiment, name: str, mesh: Any) -> LoadedModel:
@@ -207,7 +207,7 @@ def source_key(name: str) -> str:
     return f"pairs.frozen_models.{number}.source" if group == "frozen" else "generator.source"
 
 
-def _seat(name: str, cfg: Experiment, model: LoadedModel | None, engines: Engines, endpoint: Endpoint | None) -> Seat:
+def make_seat(name: str, cfg: Experiment, model: LoadedModel | None, engines: Engines, endpoint: Endpoint | None) -> Seat:
     """cfg.judge, ready to serve."""
     judge = cfg.judge
     if model is None:

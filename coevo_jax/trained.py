@@ -1,9 +1,10 @@
 """The weights of a run as a model source: 'run:FOLDER', with '#rubric' or '#policy_1' behind it for other weights than the first
-ones, and '@UPDATE' for another checkpoint than the newest: 'run:runs/evolm#rubric@500'."""
+ones, and '@UPDATE' or '@best' for another checkpoint than the newest: 'run:runs/evolm#rubric@500'."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 import re
 import sys
@@ -22,6 +23,7 @@ from coevo_jax.records.checkpoint import Checkpoints
 from coevo_jax.records.run_folder import read_config
 
 RUN = "run:"
+BEST = "best.json"
 STATE = "state"  # of a checkpoint: the trained weights by name, each with params, opt_state and step
 
 
@@ -35,10 +37,21 @@ def load(cfg: ModelConfig, mesh: Any = None, *, rules: ShardingRules = RULES, pr
 
 def split(source: str) -> tuple[pathlib.Path, str, int | None]:
     """(folder, weights or '', update or None) of a source 'run:FOLDER#WEIGHTS@UPDATE'."""
-    match = re.fullmatch(r"(.+?)(?:#(\w+))?(?:@(\d+))?", source.removeprefix(RUN))
+    match = re.fullmatch(r"(.+?)(?:#(\w+))?(?:@(\d+|best))?", source.removeprefix(RUN))
     if match is None:
         raise UserError(f"{source!r} names no run", where=source, expected="run:FOLDER, run:FOLDER#WEIGHTS or run:FOLDER@UPDATE")
-    return pathlib.Path(match[1]).expanduser(), match[2] or "", int(match[3]) if match[3] else None
+    folder = pathlib.Path(match[1]).expanduser()
+    return folder, match[2] or "", best_update(folder) if match[3] == "best" else int(match[3]) if match[3] else None
+
+
+def best_update(folder: pathlib.Path) -> int:
+    """The update whose checkpoint a run kept as its best (evaluate.best). UserError where it kept none."""
+    try:
+        return int(json.loads((folder / BEST).read_text(encoding="utf-8"))["update"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            "the run kept no best checkpoint", where=str(folder / BEST), expected="a run with evaluate.best"
+        ) from error
 
 
 def load_trained(

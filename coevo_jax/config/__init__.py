@@ -6,6 +6,7 @@ import dataclasses
 
 from coevo_jax.config.arm import ArmConfig
 from coevo_jax.config.dpo import DpoConfig
+from coevo_jax.config.evaluate import EvalConfig
 from coevo_jax.config.learn import AdvantageConfig, LossConfig, OptimizerConfig, UpdateConfig
 from coevo_jax.config.model import (
     EndpointConfig,
@@ -65,6 +66,7 @@ class Experiment:
     sampler: SamplerConfig = SamplerConfig()
     mesh: MeshConfig = MeshConfig()
     run: RunConfig = RunConfig()
+    evaluate: EvalConfig = EvalConfig()
     compat: CompatConfig = CompatConfig()
 
 
@@ -77,6 +79,7 @@ __all__ = [
     "DataConfig",
     "DpoConfig",
     "EndpointConfig",
+    "EvalConfig",
     "Experiment",
     "GeneratorConfig",
     "JudgeConfig",

@@ -76,6 +76,8 @@ SMOKE: dict[str, Any] = {
     "arm.generator_group": 2,
     "arm.demonstrations": "tiny",
     "data.pairs": "tiny",
+    "evaluate.every": 0,
+    "evaluate.best": "",
 }
 OF_MODE = {"arm.": "rubric_arm", "data.pairs": "rubric_arm"}  # keys that only one mode reads
 SOURCES = (

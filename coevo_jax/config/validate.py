@@ -9,6 +9,7 @@ from typing import Any
 
 from coevo_jax.config import Experiment, Sampling, api_model, arm
 from coevo_jax.config import check_dpo as dpo
+from coevo_jax.config.check_evaluate import check_evaluate
 from coevo_jax.config.check_modes import RUBRIC_FREE, check_control, check_critic, check_reward, check_rlcer, check_warmup
 from coevo_jax.config.endpoints import check_endpoint
 from coevo_jax.config.learn import REMAT_NAMES
@@ -199,6 +200,7 @@ def validate(cfg: Experiment) -> None:
     extra = (_check_panel, _check_policies, *modes, check_critic, check_control)
     for check in (*checks, _check_judge, *extra, _check_run):
         check(cfg)
+    check_evaluate(cfg)
 
 
 def check_values(cfg: Experiment) -> None:
