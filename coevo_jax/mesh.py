@@ -37,6 +37,7 @@ class ShardingRules:
     kv_heads: MeshAxes = "tensor"
     head_dim: MeshAxes = None
     mlp: MeshAxes = "tensor"
+    rank: MeshAxes = None  # of a low-rank adapter
 
 
 RULES = ShardingRules()

@@ -6,6 +6,7 @@ import dataclasses
 
 from coevo_jax.config.dpo import DpoConfig
 from coevo_jax.config.learn import AdvantageConfig, LossConfig, OptimizerConfig, UpdateConfig
+from coevo_jax.config.lora import LoraConfig
 from coevo_jax.config.model import (
     EndpointConfig,
     GeneratorConfig,
@@ -60,6 +61,7 @@ class Experiment:
     loss: LossConfig = LossConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     update: UpdateConfig = UpdateConfig()
+    lora: LoraConfig = LoraConfig()  # adapters in place of full weights; docs/lora.md
     sampler: SamplerConfig = SamplerConfig()
     mesh: MeshConfig = MeshConfig()
     run: RunConfig = RunConfig()
@@ -77,6 +79,7 @@ __all__ = [
     "Experiment",
     "GeneratorConfig",
     "JudgeConfig",
+    "LoraConfig",
     "LossConfig",
     "MeshConfig",
     "ModelConfig",

@@ -9,6 +9,7 @@ from typing import Any
 
 from coevo_jax.config import Experiment, Sampling, api_model
 from coevo_jax.config import check_dpo as dpo
+from coevo_jax.config.check_lora import check_lora
 from coevo_jax.config.check_modes import RUBRIC_FREE, check_control, check_critic, check_reward, check_rlcer, check_warmup
 from coevo_jax.config.endpoints import check_endpoint
 from coevo_jax.config.learn import REMAT_NAMES
@@ -64,6 +65,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "update.attention": ("xla", "splash"),
     "update.reference": ("device", "host"),
     "run.wandb": ("off", "online", "offline"),
+    "lora.init": ("kaiming", "normal"),
     "sampler.kv_dtype": (*DTYPES, "int8"),
     "sampler.attention": ("xla", "pallas"),
     "mesh.train": ("tensor", "fsdp", "context"),
@@ -115,6 +117,7 @@ RANGES: dict[str, tuple[float, float]] = {
         (0, math.inf),
     ),
     "update.vocab_tile": (-1, math.inf),
+    **dict.fromkeys(("lora.rank", "lora.alpha"), (0, math.inf)),
     **dict.fromkeys(
         (
             *("judge.oracle_noise", "judge.oracle_failure_rate"),
@@ -193,7 +196,17 @@ def validate(cfg: Experiment) -> None:
     """UserError for the first thing that is wrong; it names the keys and a value that would serve."""
     check_values(cfg)
     checks = (_check_names, _check_roles, _check_remote, _check_rubric, _check_learn, _check_lengths, _check_pairs, _check_guided)
-    extra = (_check_panel, _check_policies, check_reward, check_rlcer, check_critic, check_control, dpo.check_dpo, check_warmup)
+    extra = (
+        _check_panel,
+        _check_policies,
+        check_reward,
+        check_rlcer,
+        check_critic,
+        check_control,
+        dpo.check_dpo,
+        check_warmup,
+        check_lora,
+    )
     for check in (*checks, _check_judge, *extra, _check_run):
         check(cfg)
 
