@@ -23,7 +23,7 @@ from coevo_jax.learn.losses import policy_loss
 from coevo_jax.learn.packing import pack
 from coevo_jax.learn.publish import make_publish, same_places
 from coevo_jax.learn.update import batch_logprobs, init_state, make_logprobs, make_optimizer, make_update, rows_devices
-from coevo_jax.mesh import RULES, array_sharding, param_shardings, train_rules
+from coevo_jax.mesh import FSDP_RULES, RULES, array_sharding, param_shardings, train_rules
 from coevo_jax.models.forward import forward, param_shapes, unembed
 from coevo_jax.models.hf_weights import file_tensors
 from coevo_jax.models.load import LoadedModel
@@ -31,7 +31,7 @@ from coevo_jax.models.lora import adapted, fresh, merged, trained_shapes, whole
 from coevo_jax.models.peft import export_adapter, read_adapter, tensor_name
 from coevo_jax.records.fingerprint import fingerprint
 
-LORA = LoraConfig(rank=3, alpha=6.0)
+LORA = LoraConfig(rank=4, alpha=8.0)
 ADAPTED = adapted(SPEC, LORA)
 LOSS = LossConfig(kl_weight=0.0, tis_cap=2.0, entropy_weight=0.01)
 TOKENS = np.random.default_rng(1).integers(1, 48, (2, 12)).astype(np.int32)
@@ -90,7 +90,7 @@ def test_a_is_drawn_by_seed_model_and_matrix():
     other = fresh(ADAPTED, params_on(), "kaiming", 3, "rubric")["layers"]["q"]["a"]
     assert not np.array_equal(other, a["q"]) and not np.array_equal(adapters(4, zero=True)["layers"]["q"]["a"], a["q"])
     normal = fresh(ADAPTED, params_on(), "normal", 3, "policy")["layers"]["down"]["a"]
-    assert np.std(normal) == pytest.approx(1 / 3, rel=0.2)
+    assert np.std(normal) == pytest.approx(1 / 4, rel=0.2)
 
 
 # -------------------------------------------------------------------------------------------------------------- the update
@@ -154,6 +154,12 @@ def test_eight_devices_against_one(base_run, train):
     assert metrics == pytest.approx(base_run[1], rel=1e-4, abs=1e-5)
 
 
+def test_every_half_of_an_adapter_is_cut_over_the_mesh():
+    for rules in (RULES, FSDP_RULES):
+        places = param_shardings(trained_shapes(ADAPTED), mesh_of(2, 2, 2), rules)
+        assert not any(place.is_fully_replicated for place in jax.tree.leaves(places))
+
+
 def test_lr_zero_leaves_the_adapters_and_ratio_one():
     trained, metrics, _ = updated(dataclasses.replace(config(), optimizer=OptimizerConfig(lr=0.0)))
     assert_close(trained, adapters(), 0)
@@ -194,10 +200,10 @@ def test_a_peft_folder_merged_by_hand_gives_our_logits(tmp_path: pathlib.Path):
     base, trained = params_on(), adapters()
     export_adapter(trained, ADAPTED, LORA, "some/model", tmp_path / "out")
     config = json.loads((tmp_path / "out/adapter_config.json").read_text())
-    assert config["peft_type"] == "LORA" and (config["r"], config["lora_alpha"], config["use_rslora"]) == (3, 6.0, False)
+    assert config["peft_type"] == "LORA" and (config["r"], config["lora_alpha"], config["use_rslora"]) == (4, 8.0, False)
     assert config["target_modules"] == sorted(f"{t}_proj" for t in TARGETS) and config["base_model_name_or_path"] == "some/model"
     tensors = load_file(tmp_path / "out/adapter_model.safetensors")
-    assert tensors["base_model.model.model.layers.1.self_attn.k_proj.lora_B.weight"].shape == (8, 3)
+    assert tensors["base_model.model.model.layers.1.self_attn.k_proj.lora_B.weight"].shape == (8, 4)
     wanted = {n: f() for n, _, f in file_tensors(merged(ADAPTED, base, trained, "float32"), SPEC)}
     for name, _, fetch in file_tensors(base, SPEC):
         pair = [tensors.pop(f"base_model.model.{name.removesuffix('.weight')}.lora_{x}.weight", None) for x in "AB"]
@@ -225,8 +231,8 @@ def written(folder: pathlib.Path, change: object = None, **settings: object) -> 
         (lambda t: t.pop(tensor_name("q", "b", 1)), {}, "lora_B.weight' is missing"),
         (lambda t: t.update({tensor_name("q", "a", 0): np.zeros((2, 16), np.float32)}), {}, "has shape"),
         (lambda t: t.update({"base_model.model.lm_head.lora_A.weight": np.zeros(1, np.float32)}), {}, "has no place"),
-        (None, {"r": 8}, "lora.rank=3, and the adapter to begin with has 8"),
-        (None, {"lora_alpha": 8}, "lora.alpha=6.0"),
+        (None, {"r": 8}, "lora.rank=4, and the adapter to begin with has 8"),
+        (None, {"lora_alpha": 6}, "lora.alpha=8.0"),
         (None, {"use_dora": True}, "use_dora=True is not supported"),
         (None, {"rank_pattern": {"q_proj": 4}}, "rank_pattern"),
         (None, {"peft_type": "IA3"}, "peft_type='IA3'"),
@@ -250,7 +256,7 @@ def test_targets_that_a_peft_folder_lacks_begin_at_zero(tmp_path: pathlib.Path):
 
 def test_a_starting_adapter_is_of_the_models_that_begin_as_the_policy(tmp_path: pathlib.Path):
     cfg = apply_overrides(
-        config(), ["lora.rank=3", "lora.alpha=6", f"lora.source={written(tmp_path / 'out')}", "generator.mode=two"]
+        config(), ["lora.rank=4", "lora.alpha=8", f"lora.source={written(tmp_path / 'out')}", "generator.mode=two"]
     )
     model = LoadedModel(SPEC, params_on(), tmp_path, "smollm2", "")
     for name, source in (("policy", ""), ("rubric", ""), ("rubric", "other")):

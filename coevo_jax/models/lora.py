@@ -36,7 +36,8 @@ def adapted(spec: ModelSpec, cfg: LoraConfig) -> ModelSpec:
 
 
 def trained_shapes(spec: ModelSpec) -> dict[str, Any]:
-    """The tree of what trains, with ParamInfo leaves: A is cut over the mesh like its matrix's inputs, B like its outputs.
+    """The tree of what trains, with ParamInfo leaves: A is cut over the mesh like its matrix's inputs, B like its outputs,
+    and the one of them that has no model dimension along its rank.
 
     UserError: a rank above the smaller side of a target.
     """
@@ -54,9 +55,11 @@ def _pair(name: str, info: ParamInfo, rank: int) -> dict[str, ParamInfo]:
     if rank > largest:
         raise UserError(f"lora.rank={rank} is above what a matrix {name} of {int(np.prod(inputs))} x {int(np.prod(outputs))} has",
                         where="lora.rank, lora.targets", expected=f"at most {largest}, or targets without {name}")  # fmt: skip
-    L, axes = info.shape[:1], info.axes
-    a = ParamInfo((*L, *inputs, rank), (*axes[:cut], "rank"), int(np.prod(inputs)))
-    return {"a": a, "b": ParamInfo((*L, rank, *outputs), (axes[0], "rank", *axes[cut:]), -1)}
+    L, (layers, *axes) = info.shape[:1], info.axes
+    before, after = tuple(axes[: cut - 1]), tuple(axes[cut - 1 :])
+    names = ["layers" if "embed" in part else "rank" for part in (before, after)]  # 'layers', which nothing cuts, beside 'embed'
+    a = ParamInfo((*L, *inputs, rank), (layers, *before, names[0]), int(np.prod(inputs)))
+    return {"a": a, "b": ParamInfo((*L, rank, *outputs), (layers, names[1], *after), -1)}
 
 
 def frozen_part(params: Params) -> Params:
