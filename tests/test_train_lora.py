@@ -235,7 +235,7 @@ def test_an_int8_judge_is_left_alone(tmp_path: pathlib.Path) -> None:
 @pytest.mark.slow
 def test_it_learns(tmp_path: pathlib.Path) -> None:
     """To write more words, by adapters of rank 4 alone."""
-    cfg = (*LORA, *VERIFIED, "schedule.k=16", "schedule.prompts=8", "optimizer.lr=2e-2")
+    cfg = (*LORA, *VERIFIED, "schedule.k=16", "schedule.prompts=8", "optimizer.lr=1e-3")
     rows = run(tmp_path / "run", *cfg).rows
     first, last = (np.mean([row["reward/mean"] for row in part]) for part in (rows[:4], rows[-4:]))
     assert last > first + 0.05, (first, last)
