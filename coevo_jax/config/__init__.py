@@ -8,6 +8,7 @@ from coevo_jax.config.arm import ArmConfig
 from coevo_jax.config.dpo import DpoConfig
 from coevo_jax.config.evaluate import EvalConfig
 from coevo_jax.config.learn import AdvantageConfig, LossConfig, OptimizerConfig, UpdateConfig
+from coevo_jax.config.lora import LoraConfig
 from coevo_jax.config.model import (
     EndpointConfig,
     GeneratorConfig,
@@ -63,6 +64,7 @@ class Experiment:
     loss: LossConfig = LossConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     update: UpdateConfig = UpdateConfig()
+    lora: LoraConfig = LoraConfig()  # adapters in place of full weights; docs/lora.md
     sampler: SamplerConfig = SamplerConfig()
     mesh: MeshConfig = MeshConfig()
     run: RunConfig = RunConfig()
@@ -83,6 +85,7 @@ __all__ = [
     "Experiment",
     "GeneratorConfig",
     "JudgeConfig",
+    "LoraConfig",
     "LossConfig",
     "MeshConfig",
     "ModelConfig",
