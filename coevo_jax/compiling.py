@@ -37,6 +37,7 @@ def compile_programs(cfg: Experiment, console: RunConsole, speakers: Iterable[An
     """Compile the programs of reward models and of (engine, weights, does it ask for next-token probabilities?)."""
     judges = (*all_judges(cfg), *((cfg.heldout_judge,) if cfg.heldout_judge.source else ()))
     drawn = (cfg.answer, cfg.rubric_sampling, cfg.question_sampling, *(judge.sampling for judge in judges))
+    drawn += (cfg.evaluate.answer, cfg.evaluate.rubric) if cfg.evaluate.every else ()
     truncated = cfg.compat.top_p > 0 or any(s.top_p < 1 or s.top_k > 0 for s in drawn)
     guided = cfg.rubric.guided or any(judge.guided for judge in judges)
     if not (speakers := list(speakers)):

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from coevo_jax.adapters import Tuning, tune
 from coevo_jax.config import Experiment
 from coevo_jax.learn.critic import ValueBatch, make_critic_update, make_estimate
 from coevo_jax.learn.packing import TokenBatch
@@ -25,6 +26,7 @@ class Critic:
     state: TrainState
     estimates: Callable[..., Any]
     update: Callable[..., tuple[TrainState, dict[str, Any]]]
+    tuning: Tuning
 
     @property
     def warming_up(self) -> bool:
@@ -34,7 +36,7 @@ class Critic:
     def estimate(self, rows: TokenBatch) -> tuple[TokenBatch, ValueBatch, dict[str, Any]]:
         """Rows whose advantage is the reward, with the advantages of GAE instead; what the critic then learns from; metrics."""
         plain = rows.replace(old_logp=None, ref_logp=None)  # one structure, and so one program
-        advantage, mask, returns, values, metrics = self.estimates(self.state.params, plain)
+        advantage, mask, returns, values, metrics = self.estimates(self.tuning.whole(self.state.params), plain)
         fit = ValueBatch(rows.tokens, rows.positions, rows.segment_ids, mask, returns, values, rows.parent_ids)
         return rows.replace(advantage=advantage), fit, metrics
 
@@ -42,7 +44,7 @@ class Critic:
         """update.inner_iterations steps; the metrics of the last one."""
         metrics: dict[str, Any] = {}
         for _ in range(self.cfg.update.inner_iterations):
-            self.state, metrics = self.update(self.state, batch)
+            self.state, metrics = self.update(self.state, batch, *self.tuning.args)
         return metrics
 
 
@@ -51,13 +53,11 @@ def critic_optimizer(cfg: Experiment) -> Any:
     return make_optimizer(dataclasses.replace(cfg.optimizer, lr=cfg.critic.lr, warmup_steps=0, schedule="constant"))
 
 
-def make_critic(cfg: Experiment, model: LoadedModel, mesh: Any = None) -> Critic:
-    """A Critic over a loaded model with a scalar head, which it takes over."""
-    optimizer = critic_optimizer(cfg)
-    state = init_state(model.params, optimizer)
-    return Critic(
-        cfg, model.spec, state, make_estimate(model.spec, cfg, mesh), make_critic_update(model.spec, optimizer, cfg, mesh)
-    )
+def make_critic(cfg: Experiment, name: str, model: LoadedModel, mesh: Any = None) -> Critic:
+    """A Critic, of the weights `name`, over a loaded model with a scalar head, which it takes over."""
+    optimizer, (tuning, params) = critic_optimizer(cfg), tune(cfg, f"critic_{name}", model, mesh)
+    state, update = init_state(params, optimizer), make_critic_update(tuning.spec, optimizer, cfg, mesh)
+    return Critic(cfg, model.spec, state, make_estimate(model.spec, cfg, mesh), update, tuning)
 
 
 def fetch(*metrics: dict[str, Any]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from coevo_jax.assemble import assemble
 from coevo_jax.config import Experiment
 from coevo_jax.judges import JUDGE_PROMPTS
 from coevo_jax.judges.scalar import RewardModel
+from coevo_jax.learner import tunings
 from coevo_jax.methods import rlcer
 from coevo_jax.methods.dpo import dpo_batch
 from coevo_jax.methods.reward_model import reward_batch
@@ -112,6 +113,11 @@ def _arithmetic(system: System) -> list[str]:
 def memory(system: System) -> dict[str, int]:
     """Bytes of each part that lives through the run, and the largest passing ones (activations of a micro-batch, gradients)."""
     cfg, out = system.cfg, {}
+    counted: set[int] = set()
+    for name, tuning in tunings(system.learners).items():
+        if tuning.base is not None:
+            out[f"{name}'s frozen base"] = _bytes([x for x in jax.tree.leaves(tuning.base) if id(x) not in counted])
+            counted |= {id(x) for x in jax.tree.leaves(tuning.base)}
     for name, learner in system.learners.items():
         params = _bytes(learner.state.params)
         out[f"{name} parameters"] = params
@@ -119,14 +125,20 @@ def memory(system: System) -> dict[str, int]:
         out[f"{name} gradients"] = params
         sizes = [jnp.dtype(d).itemsize for d in (cfg.policy.dtype, cfg.policy.param_dtype)]
         if cfg.loss.kl_weight > 0 and any(stage.loss == "policy" for stage in system.stages):
-            out[f"{name} reference"] = params * sizes[0] // sizes[1]  # whose matrices are in the dtype of the computation
+            lesser = params * sizes[0] // sizes[1]  # whose matrices are in the dtype of the computation
+            out[f"{name} reference"] = params if learner.tuning.base is not None else lesser
         if learner.critic is not None:
             state = learner.critic.state
             out[f"{name}'s critic, moments and gradients"] = 2 * _bytes(state.params) + _bytes(state.opt_state)
-        if cfg.policy.dtype != cfg.policy.param_dtype:
+        if learner.tuning.base is not None:  # what has an adapter, and the rest where it is cast
+            kept = (
+                {} if sizes[0] != sizes[1] else {n: x for n, x in learner.tuning.base["layers"].items() if n in cfg.lora.targets}
+            )
+            out[f"{name} sampler copy"] = _bytes(kept or learner.tuning.base) * sizes[0] // sizes[1]
+        elif cfg.policy.dtype != cfg.policy.param_dtype:
             out[f"{name} sampler copy"] = params * sizes[0] // sizes[1]
     for name, params in system.frozen.items():
-        out[name] = _bytes(params)
+        out[name] = _bytes([x for x in jax.tree.leaves(params) if id(x) not in counted])
     for i, engine in enumerate(system.engines if MODES[cfg.schedule.mode].sampled else []):
         out[f"sampler keys and values {i}" if i else "sampler keys and values"] = kv_bytes(engine)
     out["activations of a micro-batch"] = activation_bytes(system.learners["policy"].spec, cfg)

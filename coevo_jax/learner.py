@@ -12,6 +12,7 @@ from typing import Any, cast
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from coevo_jax.adapters import Tuning, tune
 from coevo_jax.config import Experiment, UpdateConfig
 from coevo_jax.critic import Critic, fetch
 from coevo_jax.distributed import any_process, global_rows, largest, local_copy, local_mesh, most_owned
@@ -49,6 +50,7 @@ class Learner:
     updates: dict[str, Callable[..., tuple[TrainState, dict[str, Any]]]]
     logprobs: Callable[[Any, Any, float], jax.Array]
     placed: Callable[[Any], Any]  # the trainer's parameters in the sampler's dtype, where it wants them
+    tuning: Tuning  # what is frozen under the parameters, with adapters
     mesh: Any = None
     reference: Any = None  # frozen parameters of the KL term, where it has a weight; matrices in policy.dtype
     anchored: bool = False  # the loop has begun: reference taken, optimizer fresh
@@ -60,11 +62,12 @@ class Learner:
     def publish(self) -> None:
         """Give the sampler the trainer's weights."""
         self.published, self._compared = None, ()  # the old copy goes before the new one comes
+        params = self.tuning.merged(self.state.params, self.cfg.policy.dtype)
         if jax.process_count() > 1:  # what every process needs for sampling alone: its own copy, and what it must be equal to
-            self.published = local_copy(self.placed(self.state.params), local_mesh(self.mesh))
-            self._wanted = fingerprint(self.state.params, self.cfg.policy.dtype)
+            self.published = local_copy(self.placed(params), local_mesh(self.mesh))
+            self._wanted = self._print()
         else:
-            self.published = self.state.params if self._shared else self.placed(self.state.params)
+            self.published = params if self._shared else self.placed(params)
 
     def weights(self) -> Any:
         """What the sampler holds, for a generation that begins now: equal to the trainer's weights of now (design.md 4.7).
@@ -77,7 +80,7 @@ class Learner:
         arrays = (*jax.tree.leaves(self.published), *jax.tree.leaves(self.state.params))
         if len(arrays) != len(self._compared) or any(a is not b for a, b in zip(arrays, self._compared)):
             held = fingerprint(self.published)
-            wanted = self._wanted or fingerprint(self.state.params, self.cfg.policy.dtype)
+            wanted = self._wanted or self._print()
             if held != wanted:
                 raise RuntimeError(
                     f"{self.name}: the sampler's weights are not the trainer's: it holds fingerprint {held}, the trainer's after "
@@ -86,13 +89,18 @@ class Learner:
             self._compared = arrays
         return self.published
 
+    def _print(self) -> str:
+        """Fingerprint of the trainer's weights in the sampler's dtype."""
+        return self.tuning.fingerprint(self.state.params, self.cfg.policy.dtype)
+
     @property
     def _shared(self) -> bool:
-        same = self.cfg.policy.dtype == self.cfg.policy.param_dtype
+        """Does what `tuning.merged` gives serve the sampler as it is?"""
+        same = self.cfg.policy.dtype == self.cfg.policy.param_dtype or self.tuning.base is not None
         return same and same_places(self.spec, train_rules(self.cfg.mesh), self.mesh)
 
     def take_reference(self, params: Any) -> None:
-        """Hold frozen parameters for the KL term."""
+        """Hold frozen parameters for the KL term; of adapters these alone, over the base that is there."""
         self.reference = _moved(cast_matrices(params, self.cfg.policy.dtype), self._reference_kind)
 
     @property
@@ -122,7 +130,7 @@ class Learner:
         seen: dict[str, float] = {}
         if number := largest([len(heldout)])[0]:
             rows, scores = self._rows(heldout, self.cfg.update, "sft", number), cast(Any, self.updates["sft_scores"])
-            found = jax.device_get(scores(self.state.params, rows))
+            found = jax.device_get(scores(self.tuning.whole(self.state.params), rows))
             seen = {f"heldout/{name}": float(value) for name, value in found.items()}
         return seen | self._update_tokens(trained, "sft", temperature, most)
 
@@ -134,7 +142,7 @@ class Learner:
         rows = self._rows(samples, cfg, loss, most)
         if loss == "policy" and self.cfg.loss.kl_weight > 0:
             assert self.reference is not None
-            rows = rows.replace(ref_logp=self.logprobs(_moved(self.reference, "device"), rows, temperature))
+            rows = rows.replace(ref_logp=self.logprobs(self.tuning.whole(_moved(self.reference, "device")), rows, temperature))
         metrics: dict[str, Any] = {}
         valued: dict[str, float] = {}
         if self.critic is not None and loss == "policy":
@@ -145,10 +153,10 @@ class Learner:
                 return valued
         inner = self.cfg.update.inner_iterations if loss == "policy" else 1
         if inner > 1:
-            rows = rows.replace(old_logp=self.logprobs(self.state.params, rows, temperature))
+            rows = rows.replace(old_logp=self.logprobs(self.tuning.whole(self.state.params), rows, temperature))
         for _ in range(inner):
             self.published, self._compared, self._wanted = None, (), ""  # the donated buffers may be the sampler's
-            self.state, metrics = self.updates[loss](self.state, rows, temperature)
+            self.state, metrics = self.updates[loss](self.state, rows, temperature, *self.tuning.args)
         found = valued | {name: float(value) for name, value in jax.device_get(metrics).items()}
         return {"update/nonfinite" if name == "nonfinite" else name: value for name, value in found.items()}
 
@@ -164,9 +172,9 @@ class Learner:
         trained, heldout = ([pair for pair in pairs if pair.heldout == aside] for aside in (False, True))
         seen: dict[str, float] = {}
         if heldout:
-            seen = told(self.updates["scores"](self.state.params, placed(heldout, self.cfg.reward.heldout)))
+            seen = told(self.updates["scores"](self.tuning.whole(self.state.params), placed(heldout, self.cfg.reward.heldout)))
         self.published, self._compared, self._wanted = None, (), ""
-        self.state, metrics = self.updates["reward"](self.state, placed(trained, self.cfg.reward.pairs))
+        self.state, metrics = self.updates["reward"](self.state, placed(trained, self.cfg.reward.pairs), *self.tuning.args)
         found = told(metrics) | {f"heldout/{name.removeprefix('reward_model/')}": value for name, value in seen.items()}
         return {"update/nonfinite" if name == "nonfinite" else name: value for name, value in found.items()}
 
@@ -177,11 +185,11 @@ class Learner:
         seen: dict[str, float] = {}
         if any_process(bool(heldout)):
             scores = cast(Any, self.updates["dpo_scores"])
-            looked = scores(self.state.params, self._pairs(heldout, most_owned(self.cfg.dpo.heldout)))
+            looked = scores(self.tuning.whole(self.state.params), self._pairs(heldout, most_owned(self.cfg.dpo.heldout)))
             seen = {f"heldout/{name}": float(value) for name, value in jax.device_get(looked).items()}
         self.published, self._compared, self._wanted = None, (), ""
         rows = self._pairs(trained, most or most_owned(self.cfg.dpo.pairs))
-        self.state, metrics = self.updates["dpo"](self.state, rows)
+        self.state, metrics = self.updates["dpo"](self.state, rows, *self.tuning.args)
         found = seen | {name: float(value) for name, value in jax.device_get(metrics).items()}
         return {"update/nonfinite" if name == "nonfinite" else name: value for name, value in found.items()}
 
@@ -189,7 +197,8 @@ class Learner:
         """Summed log-probs of both answers of each of this process's pairs under the weights of now: a frozen reference without a
         copy of them. Called by all processes together. most: pairs that any of them may have."""
         first = jax.process_index() * most
-        sums, owner = jax.device_get(self.updates["pair_logps"](self.state.params, self._pairs(pairs, most, first)))
+        params = self.tuning.whole(self.state.params)
+        sums, owner = jax.device_get(self.updates["pair_logps"](params, self._pairs(pairs, most, first)))
         found = {int(o): float(x) for o, x in zip(owner.ravel(), sums.ravel()) if o >= 0}
         return [(found[2 * i], found[2 * i + 1]) for i in range(first, first + len(pairs))]
 
@@ -249,21 +258,28 @@ def make_learner(name: str, cfg: Experiment, model: LoadedModel, mesh: Any = Non
     supervised = make_optimizer(
         dataclasses.replace(cfg.optimizer, lr=warmup.lr, warmup_steps=rise, schedule=fall), warmup.updates
     )
+    tuning, params = tune(cfg, name, model, mesh)
     if model.spec.scalar:
         scores = make_reward_scores(model.spec, cfg, mesh)
-        functions = {"reward": make_reward_update(model.spec, optimizer, cfg, mesh), "scores": scores}
+        functions = {"reward": make_reward_update(tuning.spec, optimizer, cfg, mesh), "scores": scores}
     else:
         functions = {
-            "policy": make_update(model.spec, optimizer, resolve_loss(cfg.loss), cfg, mesh),
-            "sft": make_update(model.spec, supervised, sft_loss, cfg, mesh),
+            "policy": make_update(tuning.spec, optimizer, resolve_loss(cfg.loss), cfg, mesh),
+            "sft": make_update(tuning.spec, supervised, sft_loss, cfg, mesh),
             "sft_scores": make_supervised_scores(model.spec, cfg, mesh),
-            "dpo": make_preference_update(model.spec, optimizer, cfg, mesh),
+            "dpo": make_preference_update(tuning.spec, optimizer, cfg, mesh),
             "dpo_scores": make_preference_scores(model.spec, cfg, mesh),
             "pair_logps": make_reference_logps(model.spec, cfg, mesh),
         }
-    state = _settled(init_state(model.params, optimizer))
+    state = _settled(init_state(params, optimizer))
     logprobs, placed = (
         make_logprobs(model.spec, cfg, mesh),
         make_publish(model.spec, cfg.policy.dtype, train_rules(cfg.mesh), mesh),
     )
-    return Learner(name, cfg, model.spec, state, optimizer, functions, logprobs, placed, mesh)
+    return Learner(name, cfg, model.spec, state, optimizer, functions, logprobs, placed, tuning, mesh)
+
+
+def tunings(learners: dict[str, Learner]) -> dict[str, Tuning]:
+    """What is frozen and what trains of every learner and of its critic, by name."""
+    critics = {f"critic_{name}": learner.critic.tuning for name, learner in learners.items() if learner.critic is not None}
+    return {name: learner.tuning for name, learner in learners.items()} | critics

@@ -19,10 +19,10 @@ from coevo_jax.errors import UserError
 from coevo_jax.judges import MODEL_FREE, SCALAR, make_judge, make_pair_judge
 from coevo_jax.judges.scalar import RewardModel, ScalarJudge
 from coevo_jax.learner import Learner
-from coevo_jax.mesh import DECODE_RULES, RULES, ShardingRules, param_shardings, train_rules
+from coevo_jax.mesh import DECODE_RULES, RULES, ShardingRules, param_shardings
 from coevo_jax.methods.context import Voice
 from coevo_jax.models.forward import param_shapes
-from coevo_jax.models.load import LoadedModel, critic_source, load_scalar, load_with_head
+from coevo_jax.models.load import LoadedModel, load_scalar
 from coevo_jax.models.quantize import quantize_params, quantized_infos
 from coevo_jax.models.spec import ModelSpec
 from coevo_jax.modes import MODES
@@ -44,7 +44,7 @@ def make_bench(cfg: Experiment, policy: LoadedModel, engines: Engines, endpoints
         own = dataclasses.replace(cfg, judge=all_judges(cfg)[number])
         try:
             model = load_judge(own, loaded[0] if loaded else None, engines.mesh)
-            return _seat(name, own, model, engines, endpoints.get(name))
+            return make_seat(name, own, model, engines, endpoints.get(name))
         except UserError as error:
             where = error.where.replace("judge.", f"panel.judges.{number - 1}.", 1) if number else error.where
             raise UserError(error.what, where=where, expected=error.expected, nearest=error.nearest) from error
@@ -61,13 +61,7 @@ def make_heldout(cfg: Experiment, policy: LoadedModel, engines: Engines, endpoin
     if not cfg.heldout_judge.source:
         return None
     own = dataclasses.replace(cfg, judge=cfg.heldout_judge)
-    return _seat(HELDOUT, own, load_judge(own, policy, engines.mesh), engines, endpoint)
-
-
-def load_critic(cfg: Experiment, name: str, mesh: Any) -> LoadedModel:
-    """The critic of the weights `name`, its own copy."""
-    load = functools.partial(load_with_head, std=cfg.critic.head_std, seed=cfg.seed)
-    return load_model(critic_source(cfg, name), mesh, "critic", train_rules(cfg.mesh), load)
+    return make_seat(HELDOUT, own, load_judge(own, policy, engines.mesh), engines, endpoint)
 
 
 def generator_model(cfg: Experiment) -> ModelConfig:
@@ -102,7 +96,8 @@ def load_judge(cfg: Experiment, policy: LoadedModel | None, mesh: Any) -> Loaded
         return load_model(wanted, mesh, "judge", RULES, load_scalar)
     same = (wanted.source, wanted.param_dtype) == (cfg.policy.source, cfg.policy.param_dtype) and jax.process_count() == 1
     if policy is not None and same and wanted.sha256 in ("", cfg.policy.sha256):
-        copy = quantize_params if cfg.judge.weights == "int8" else functools.partial(jax.tree.map, jnp.copy)
+        kept = functools.partial(jax.tree.map, jnp.copy) if cfg.lora.rank == 0 else lambda params: params  # no update touches it
+        copy = quantize_params if cfg.judge.weights == "int8" else kept
         return dataclasses.replace(policy, params=_to_decode(copy(policy.params), policy.spec, mesh, cfg))
     model = load_model(wanted, mesh, "judge", DECODE_RULES)
     if cfg.judge.weights == "int8":
@@ -202,12 +197,16 @@ def source_key(name: str) -> str:
     if name == HELDOUT:
         return "heldout_judge.source"
     group, _, number = name.partition("_")
+    if group == "base":  # of adapters
+        kind, _, index = number.partition("_")
+        keys = {"critic": "critic.source", "rubric": "generator.source", "policy": f"policies.{int(index or 1) - 1}.source"}
+        return keys.get(kind, kind) if kind != "policy" or index else "policy.source"
     if group == "judge":
         return f"panel.judges.{int(number) - 1}.source" if number else "judge.source"
     return f"pairs.frozen_models.{number}.source" if group == "frozen" else "generator.source"
 
 
-def _seat(name: str, cfg: Experiment, model: LoadedModel | None, engines: Engines, endpoint: Endpoint | None) -> Seat:
+def make_seat(name: str, cfg: Experiment, model: LoadedModel | None, engines: Engines, endpoint: Endpoint | None) -> Seat:
     """cfg.judge, ready to serve."""
     judge = cfg.judge
     if model is None:

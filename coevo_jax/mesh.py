@@ -37,13 +37,16 @@ class ShardingRules:
     kv_heads: MeshAxes = "tensor"
     head_dim: MeshAxes = None
     mlp: MeshAxes = "tensor"
+    rank: MeshAxes = "fsdp"  # of the half of a low-rank adapter that has no model dimension
 
 
 RULES = ShardingRules()
 DECODE_RULES = ShardingRules(embed=None, table=None)  # decoding reads every weight for every token: no gathering over fsdp
 # Rows over every chip, and a layer's weights gathered when it is their turn: a row of 18,432 tokens gives a chip more work than
 # the gathering takes time, where sums over `tensor` after each block do not hide. The head stays cut by vocabulary.
-FSDP_RULES = ShardingRules(batch=("data", "fsdp", "tensor"), embed=("fsdp", "tensor"), heads=None, kv_heads=None, mlp=None)
+FSDP_RULES = ShardingRules(
+    batch=("data", "fsdp", "tensor"), embed=("fsdp", "tensor"), heads=None, kv_heads=None, mlp=None, rank=("fsdp", "tensor")
+)
 # A row's time over `tensor` (context parallelism): what a chip keeps of a long row shrinks with it, and its keys and values are
 # gathered inside the host. Weights lie as in FSDP_RULES.
 CONTEXT_RULES = dataclasses.replace(FSDP_RULES, batch=("data", "fsdp"), time="tensor")

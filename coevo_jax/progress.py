@@ -30,6 +30,7 @@ LINE = {
 TABLE = {
     "reward": "reward/mean", "reward sd": "reward/std", "valid rubrics": "rubric/valid_share", "margin": "reward/margin/mean",
     "pair acc.": "rubric/pair_accuracy", "accuracy": "reward_model/accuracy", "held out": "heldout/accuracy",
+    "eval": "eval/score/mean", "probe acc.": "eval/probe/accuracy",
     "judge fail": "judge/failure_share", "groups kept": "groups/kept", "kl": "kl",
     "entropy": "entropy", "length": "completions/length/mean", "loss": "loss", "tok/s": "sampler/tokens_per_second",
     "s/update": "time/total",

@@ -25,6 +25,7 @@ from coevo_jax.assemble import assemble
 from coevo_jax.config import Experiment
 from coevo_jax.config.override import to_dict
 from coevo_jax.distributed import any_process, barrier, own, to_first
+from coevo_jax.evaluate.during import Evaluation
 from coevo_jax.learn.control import alarms
 from coevo_jax.methods.stage import Batch, Behind, Stage, Step
 from coevo_jax.progress import RunConsole
@@ -65,6 +66,7 @@ class Run:
     watchdog: Watchdog
     stop: threading.Event
     profile: Profile
+    evaluation: Evaluation
     saved: int = 0  # updates in the last checkpoint
 
 
@@ -77,6 +79,7 @@ def train(cfg: Experiment, workdir: str, console: RunConsole | None = None, watc
         stop = stack.enter_context(_stop_on_signals(console))
         with watchdog.meeting("assemble"):  # what is wrong with the config shows here, before anything is written
             system = assemble(cfg, console, watchdog=watchdog)
+            evaluation = Evaluation(system)
         folder = stack.enter_context(
             open_run(workdir, to_dict(cfg), primary=first, inputs=system.inputs,
                      allow_changed_inputs=cfg.run.allow_changed_inputs)
@@ -92,7 +95,7 @@ def train(cfg: Experiment, workdir: str, console: RunConsole | None = None, watc
         stack.callback(system.close)
         system.open_caches(folder.path)
         with watchdog.meeting("restore"):
-            position = _restore(system, checkpoints, metrics, console)
+            position = _restore(system, checkpoints, metrics, console, evaluation)
         if first:
             drop_rollouts_after(folder.rollouts, position.updates - 1)
         with watchdog.meeting("prepare"):
@@ -104,7 +107,7 @@ def train(cfg: Experiment, workdir: str, console: RunConsole | None = None, watc
         for view in (scalars, wandb, profile):
             stack.callback(view.close)
         run = Run(system, position, folder, checkpoints, metrics, (scalars, wandb), console, watchdog, stop, profile,
-                  position.updates)  # fmt: skip
+                  evaluation, position.updates)  # fmt: skip
         finished = _run(run)
         if first:
             console.summary(folder.path, finished)
@@ -126,6 +129,7 @@ def _run(run: Run) -> bool:
             with watchdog.meeting("begin stage"):
                 _begin_stage(system, stage, run.checkpoints)
         console.stage(stage.name, stage.cycle, stage.updates, position.updates, total)
+        best = False
         while position.done < stage.updates:
             watchdog.at("begin update", position.updates)
             with watchdog.meeting("begin update"):
@@ -174,6 +178,7 @@ def _run(run: Run) -> bool:
                     write_rollouts(run.folder.rollouts, step.update, part.role, part.rollouts, jax.process_index())
             with watchdog.meeting("metrics"):
                 row, behind = _row(system, stage, step, batch, learned, perf_counter() - start)
+            row |= run.evaluation.look(step.update + 1, total)
             position.done += 1
             position.updates += 1
             position.policy_updates[stage.policy] = age + stage.counts_as_policy
@@ -186,13 +191,14 @@ def _run(run: Run) -> bool:
                 console.completions(batch.rollouts, step.update, system.cfg.run)
             if written := run.profile.after(step.update, system.program_memory):
                 console.note(f"profiler trace and memory of programs: {written}")
-            if position.updates % system.cfg.run.save_every == 0 and position.done < stage.updates:
+            best = run.evaluation.improved(row, position.updates)
+            if (best or position.updates % system.cfg.run.save_every == 0) and position.done < stage.updates:
                 _save(run)
         if run.metrics is not None:
             console.end_stage(run.folder.metrics, stage.name, stage.cycle)
         position.stage, position.done = position.stage + 1, 0
         last = position.stage == len(system.stages)
-        if last or position.updates - run.saved >= system.cfg.run.save_every:
+        if last or best or position.updates - run.saved >= system.cfg.run.save_every:
             _save(run, block=last)
     for learner in system.learners.values():
         learner.weights()  # those of the last update, from which nothing was drawn
@@ -258,14 +264,20 @@ def _save(run: Run, block: bool = False) -> None:
         "stores": {name: store.state() for name, store in system.context.stores.items()},
         "anchored": sorted(name for name, learner in system.learners.items() if learner.anchored),
         "frozen": system.frozen_fingerprints,
+        "best": run.evaluation.best,
     }
+    run.checkpoints.best = run.evaluation.best.get("update")
     run.console.mark("save", position.updates)
     with run.watchdog.meeting("save"):
         run.checkpoints.save(position.updates, system.states, host, system.context.buffer.state(), block=block)
+    if run.metrics is not None:
+        run.evaluation.write_best(run.folder.path)
     run.saved = position.updates
 
 
-def _restore(system: System, checkpoints: Checkpoints, metrics: MetricsWriter | None, console: RunConsole) -> Position:
+def _restore(
+    system: System, checkpoints: Checkpoints, metrics: MetricsWriter | None, console: RunConsole, evaluation: Evaluation
+) -> Position:
     """Take up the last good checkpoint, or start from nothing (rows of a run that never saved are dropped)."""
     restored = checkpoints.restore_latest(system.states)
     if restored is None:
@@ -277,6 +289,8 @@ def _restore(system: System, checkpoints: Checkpoints, metrics: MetricsWriter | 
         console.note(f"checkpoint skipped: {reason}")
     host = restored.host
     system.check_known(host["frozen"])
+    evaluation.best = host.get("best", {})
+    checkpoints.best = evaluation.best.get("update")
     system.take_states(restored.state)
     for name, learner in system.learners.items():
         learner.anchored = name in host["anchored"]

@@ -11,6 +11,7 @@ import pytest
 from learn_support import SPEC, assert_close, experiment, mesh_of, params_on, some_samples
 from train_support import tiny
 
+from coevo_jax.adapters import Tuning
 from coevo_jax.config import AdvantageConfig, CriticConfig, MeshConfig
 from coevo_jax.critic import Critic
 from coevo_jax.errors import UserError
@@ -94,9 +95,8 @@ def test_a_critic_learns_the_rewards_and_leaves_padding_alone():
     cfg = dataclasses.replace(experiment(rows_per_micro=8), critic=CriticConfig(clip=0.0, whiten=False, head_std=0.0))
     params, _ = fresh_head(params_on(), SPEC, 0.0, seed=1)
     optimizer = make_optimizer(dataclasses.replace(cfg.optimizer, lr=3e-2))
-    critic = Critic(
-        cfg, SCALAR, init_state(params, optimizer), make_estimate(SCALAR, cfg), make_critic_update(SCALAR, optimizer, cfg)
-    )
+    state, update = init_state(params, optimizer), make_critic_update(SCALAR, optimizer, cfg)
+    critic = Critic(cfg, SCALAR, state, make_estimate(SCALAR, cfg), update, Tuning(SCALAR))
     samples = [dataclasses.replace(s, advantage=float(s.group)) for s in some_samples(6)]
     rows = pack(samples, cfg.update)
     losses = []
@@ -122,7 +122,8 @@ def test_eight_devices_equal_one():
         place = jax.devices()[0] if mesh is None else param_shardings(param_shapes(SCALAR), mesh)
         optimizer = make_optimizer(cfg.optimizer)
         state = init_state(jax.device_put(params, place), optimizer)
-        critic = Critic(cfg, SCALAR, state, make_estimate(SCALAR, cfg, mesh), make_critic_update(SCALAR, optimizer, cfg, mesh))
+        update = make_critic_update(SCALAR, optimizer, cfg, mesh)
+        critic = Critic(cfg, SCALAR, state, make_estimate(SCALAR, cfg, mesh), update, Tuning(SCALAR))
         valued, fit, metrics = critic.estimate(pack(some_samples(9), cfg.update, devices=rows_devices(mesh)))
         found.append((jax.device_get((valued.advantage, metrics, critic.fit(fit))), jax.device_get(critic.state.params)))
     assert_close(*found, tolerance=2e-5)

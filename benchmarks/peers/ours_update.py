@@ -1,6 +1,8 @@
 """Our side of benchmarks/update.py: the project's own update on rows of given lengths. The last line printed is one object.
 
-python ours_update.py '{"model": DIR, "lengths": [...], "rows": 8, "steps": 3, "overrides": [...], "products": false}'
+python ours_update.py '{"model": DIR, "lengths": [...], "rows": 8, "steps": 3, "overrides": [...], "products": false, "rank": 0}'
+
+rank: that of adapters in place of full weights (lora.rank).
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 from rows import REFERENCE, random_rows  # noqa: E402
 
-from coevo_jax.config import Experiment, LossConfig, ModelConfig, OptimizerConfig, UpdateConfig  # noqa: E402
+from coevo_jax.adapters import tune  # noqa: E402
+from coevo_jax.config import Experiment, LoraConfig, LossConfig, ModelConfig, OptimizerConfig, UpdateConfig  # noqa: E402
 from coevo_jax.config.override import apply_overrides  # noqa: E402
 from coevo_jax.learn.losses import policy_loss  # noqa: E402
 from coevo_jax.learn.packing import Sample, TokenBatch, first_fit, pack  # noqa: E402
@@ -59,14 +62,15 @@ def run(asked: dict[str, Any]) -> dict[str, Any]:
         update=update_config(asked["lengths"], asked["rows"], asked["overrides"]),
         loss=LossConfig(aggregation="token", kl_weight=0.001, kl_estimator="k3", tis_cap=0.0),
         optimizer=OptimizerConfig(lr=1e-6, weight_decay=0.0, grad_clip=1.0),
+        lora=LoraConfig(rank=asked.get("rank", 0)),
     )
-    optimizer = make_optimizer(cfg.optimizer)
-    update = make_update(model.spec, optimizer, policy_loss, cfg)
+    optimizer, (tuning, params) = make_optimizer(cfg.optimizer), tune(cfg, "policy", model)
+    update = make_update(tuning.spec, optimizer, policy_loss, cfg)
     batch = batch_of(asked["lengths"], model.spec.vocab_size, cfg.update)
-    state, losses, rates = init_state(model.params, optimizer), [], []
+    state, losses, rates = init_state(params, optimizer), [], []
     for step in range(asked["steps"] + 1):
         start = time.perf_counter()
-        state, metrics = update(state, batch, 1.0)
+        state, metrics = update(state, batch, 1.0, *tuning.args)
         losses.append(float(jax.block_until_ready(metrics["loss"])))
         seconds = time.perf_counter() - start
         rates += [sum(asked["lengths"]) / seconds] if step else []

@@ -7,7 +7,9 @@ import dataclasses
 from coevo_jax.config.arm import ArmConfig
 from coevo_jax.config.dpo import DpoConfig
 from coevo_jax.config.dynamic import DynamicConfig
+from coevo_jax.config.evaluate import EvalConfig
 from coevo_jax.config.learn import AdvantageConfig, LossConfig, OptimizerConfig, UpdateConfig
+from coevo_jax.config.lora import LoraConfig
 from coevo_jax.config.model import (
     EndpointConfig,
     GeneratorConfig,
@@ -64,9 +66,11 @@ class Experiment:
     loss: LossConfig = LossConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     update: UpdateConfig = UpdateConfig()
+    lora: LoraConfig = LoraConfig()  # adapters in place of full weights; docs/lora.md
     sampler: SamplerConfig = SamplerConfig()
     mesh: MeshConfig = MeshConfig()
     run: RunConfig = RunConfig()
+    evaluate: EvalConfig = EvalConfig()
     compat: CompatConfig = CompatConfig()
 
 
@@ -80,9 +84,11 @@ __all__ = [
     "DpoConfig",
     "DynamicConfig",
     "EndpointConfig",
+    "EvalConfig",
     "Experiment",
     "GeneratorConfig",
     "JudgeConfig",
+    "LoraConfig",
     "LossConfig",
     "MeshConfig",
     "ModelConfig",

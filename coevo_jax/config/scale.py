@@ -77,6 +77,8 @@ SMOKE: dict[str, Any] = {
     "arm.generator_group": 2,
     "arm.demonstrations": "tiny",
     "data.pairs": "tiny",
+    "evaluate.every": 0,
+    "evaluate.best": "",
 }
 OF_MODE = {
     "arm.": "rubric_arm",

@@ -10,6 +10,8 @@ from typing import Any
 from coevo_jax.config import Experiment, Sampling, api_model, arm, dynamic
 from coevo_jax.config import check_dpo as dpo
 from coevo_jax.config.check_dynamic import check_dynamic
+from coevo_jax.config.check_evaluate import check_evaluate
+from coevo_jax.config.check_lora import check_lora
 from coevo_jax.config.check_modes import RUBRIC_FREE, check_control, check_critic, check_reward, check_rlcer, check_warmup
 from coevo_jax.config.endpoints import check_endpoint
 from coevo_jax.config.learn import REMAT_NAMES
@@ -65,6 +67,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "update.attention": ("xla", "splash"),
     "update.reference": ("device", "host"),
     "run.wandb": ("off", "online", "offline"),
+    "lora.init": ("kaiming", "normal"),
     "sampler.kv_dtype": (*DTYPES, "int8"),
     "sampler.attention": ("xla", "pallas"),
     "mesh.train": ("tensor", "fsdp", "context"),
@@ -118,6 +121,7 @@ RANGES: dict[str, tuple[float, float]] = {
         (0, math.inf),
     ),
     "update.vocab_tile": (-1, math.inf),
+    **dict.fromkeys(("lora.rank", "lora.alpha"), (0, math.inf)),
     **dict.fromkeys(
         (
             *("judge.oracle_noise", "judge.oracle_failure_rate"),
@@ -200,9 +204,10 @@ def validate(cfg: Experiment) -> None:
     check_values(cfg)
     checks = (_check_names, _check_roles, _check_remote, _check_rubric, _check_learn, _check_lengths, _check_pairs, _check_guided)
     modes = (check_reward, check_rlcer, dpo.check_dpo, check_warmup, arm.check_arm, check_dynamic)
-    extra = (_check_panel, _check_policies, *modes, check_critic, check_control)
+    extra = (_check_panel, _check_policies, *modes, check_critic, check_control, check_lora)
     for check in (*checks, _check_judge, *extra, _check_run):
         check(cfg)
+    check_evaluate(cfg)
 
 
 def check_values(cfg: Experiment) -> None:

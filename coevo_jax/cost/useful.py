@@ -23,14 +23,15 @@ def head_parameters(spec: ModelSpec) -> int:
     return 0 if spec.scalar else spec.vocab_size * spec.hidden_size
 
 
-def useful_update_flops(spec: ModelSpec, lengths: Iterable[int]) -> float:
+def useful_update_flops(spec: ModelSpec, lengths: Iterable[int], frozen: bool = False) -> float:
     """6N + causal attention over sequences of these lengths (tokens): forward and backward, nothing twice.
 
-    Attention: 3 passes x 2 products x 2 FLOPs x length^2 / 2 x heads x head_dim x layers. A window shortens rows.
+    Attention: 3 passes x 2 products x 2 FLOPs x length^2 / 2 x heads x head_dim x layers. A window shortens rows. frozen: the
+    matrices have adapters and no gradient of their own: 4N (the adapters' own products are left out).
     """
     lengths = list(lengths)
     pairs = sum(seen_pairs(n, window) for window in spec.window_of for n in lengths)
-    return 6.0 * product_parameters(spec) * sum(lengths) + 3 * 2 * 2 * pairs * spec.heads * spec.head_dim
+    return (4.0 if frozen else 6.0) * product_parameters(spec) * sum(lengths) + 3 * 2 * 2 * pairs * spec.heads * spec.head_dim
 
 
 def seen_pairs(length: int, window: int) -> float:

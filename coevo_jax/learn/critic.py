@@ -32,6 +32,7 @@ from coevo_jax.learn.update import (
 )
 from coevo_jax.mesh import replicated, train_rules
 from coevo_jax.models.forward import Params, forward
+from coevo_jax.models.lora import whole
 from coevo_jax.models.scalar import head_values
 from coevo_jax.models.spec import ModelSpec
 
@@ -139,8 +140,8 @@ def make_estimate(spec: ModelSpec, cfg: Experiment, mesh: Mesh | None = None) ->
     if mesh is not None:
         rows = NamedSharding(mesh, PartitionSpec(None, rules.batch))
         out = (rows, rows, rows, rows, replicated(mesh))
-    places = in_shardings(mesh, rules)
-    return jax.jit(estimate, in_shardings=places and places[:2], out_shardings=out, compiler_options=compiler_options(mesh))
+    places = in_shardings(mesh, rules, temperature=False)
+    return jax.jit(estimate, in_shardings=places, out_shardings=out, compiler_options=compiler_options(mesh))
 
 
 def _estimated(advantage: jax.Array, returns: jax.Array, values: jax.Array, mask: jax.Array) -> Metrics:
@@ -162,11 +163,11 @@ def make_critic_update(spec: ModelSpec, optimizer: Optimizer, cfg: Experiment, m
     """jitted `update(state, batch) -> (state, metrics)`; the state passed in is donated. As learn.update.make_update."""
     rules, c = train_rules(cfg.mesh), cfg.critic
 
-    def update(state: TrainState, batch: ValueBatch) -> tuple[TrainState, Metrics]:
+    def update(state: TrainState, batch: ValueBatch, base: Any = None) -> tuple[TrainState, Metrics]:
         count = jnp.maximum(batch.mask.sum(), 1).astype(jnp.float32)
 
         def micro_loss(params: Params, micro: Any) -> tuple[jax.Array, Metrics]:
-            loss, metrics = value_loss(token_values(params, spec, micro, cfg, mesh), micro, count, c.clip)
+            loss, metrics = value_loss(token_values(whole(spec, base, params), spec, micro, cfg, mesh), micro, count, c.clip)
             return loss, {"critic/loss": loss, **metrics}
 
         grads, metrics = summed_gradients(micro_loss, state.params, cast(Any, batch), spec, mesh, rules)
@@ -174,7 +175,5 @@ def make_critic_update(spec: ModelSpec, optimizer: Optimizer, cfg: Experiment, m
         return state, metrics | {f"critic/{name}": applied[name] for name in ("grad_norm", "update_norm", "lr", "nonfinite")}
 
     out = None if mesh is None else (state_shardings(spec, optimizer, mesh, rules), replicated(mesh))
-    places = in_shardings(mesh, rules)
-    return jax.jit(
-        update, donate_argnums=0, in_shardings=places and places[:2], out_shardings=out, compiler_options=compiler_options(mesh)
-    )
+    places = in_shardings(mesh, rules, temperature=False, base=spec.lora is not None)
+    return jax.jit(update, donate_argnums=0, in_shardings=places, out_shardings=out, compiler_options=compiler_options(mesh))

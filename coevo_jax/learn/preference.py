@@ -37,6 +37,7 @@ from coevo_jax.learn.update import (
 )
 from coevo_jax.mesh import one_cpu, replicated, train_rules
 from coevo_jax.models.forward import Params
+from coevo_jax.models.lora import whole
 from coevo_jax.models.spec import ModelSpec
 
 
@@ -271,11 +272,11 @@ def make_preference_update(spec: ModelSpec, optimizer: Optimizer, cfg: Experimen
     """jitted `update(state, batch [M,B,T]) -> (state, metrics)`; the state passed in is donated. As learn.update.make_update."""
     rules, pieces = train_rules(cfg.mesh), one_cpu(mesh)
 
-    def update(state: TrainState, batch: PreferenceBatch) -> tuple[TrainState, Metrics]:
+    def update(state: TrainState, batch: PreferenceBatch, base: Any = None) -> tuple[TrainState, Metrics]:
         counts = count_pairs(batch)
 
         def micro_loss(params: Params, micro: Any) -> tuple[jax.Array, Metrics]:
-            logp, entropy = batch_logprobs(params, spec, micro, 1.0, cfg, mesh)
+            logp, entropy = batch_logprobs(whole(spec, base, params), spec, micro, 1.0, cfg, mesh)
             loss, metrics = preference_loss(logp, entropy, micro, counts, cfg.dpo)
             return loss, {"loss": loss, **metrics}
 
@@ -284,10 +285,8 @@ def make_preference_update(spec: ModelSpec, optimizer: Optimizer, cfg: Experimen
         return state, {**metrics, **applied, "tokens/trained": batch.mask.sum().astype(jnp.float32)}
 
     out = None if mesh is None else (state_shardings(spec, optimizer, mesh, rules), replicated(mesh))
-    places = in_shardings(mesh, rules)
-    return jax.jit(
-        update, donate_argnums=0, in_shardings=places and places[:2], out_shardings=out, compiler_options=compiler_options(mesh)
-    )
+    places = in_shardings(mesh, rules, temperature=False, base=spec.lora is not None)
+    return jax.jit(update, donate_argnums=0, in_shardings=places, out_shardings=out, compiler_options=compiler_options(mesh))
 
 
 def make_preference_scores(spec: ModelSpec, cfg: Experiment, mesh: Mesh | None = None) -> Any:
@@ -329,5 +328,6 @@ def make_reference_logps(spec: ModelSpec, cfg: Experiment, mesh: Mesh | None = N
 
 def _look(function: Any, cfg: Experiment, mesh: Mesh | None) -> Any:
     """A pass without gradients whose results every process reads whole."""
-    places, out = in_shardings(mesh, train_rules(cfg.mesh)), None if mesh is None else replicated(mesh)
-    return jax.jit(function, in_shardings=places and places[:2], out_shardings=out, compiler_options=compiler_options(mesh))
+    places = in_shardings(mesh, train_rules(cfg.mesh), temperature=False)
+    out = None if mesh is None else replicated(mesh)
+    return jax.jit(function, in_shardings=places, out_shardings=out, compiler_options=compiler_options(mesh))

@@ -36,6 +36,7 @@ from coevo_jax.learn.update import (
 )
 from coevo_jax.mesh import replicated, train_rules
 from coevo_jax.models.forward import Params, forward
+from coevo_jax.models.lora import whole
 from coevo_jax.models.scalar import head_values
 from coevo_jax.models.spec import ModelSpec
 
@@ -220,11 +221,12 @@ def make_reward_update(spec: ModelSpec, optimizer: Optimizer, cfg: Experiment, m
     """jitted `update(state, batch [M,B,T]) -> (state, metrics)`; the state passed in is donated. As learn.update.make_update."""
     rules = train_rules(cfg.mesh)
 
-    def update(state: TrainState, batch: PairBatch) -> tuple[TrainState, Metrics]:
+    def update(state: TrainState, batch: PairBatch, base: Any = None) -> tuple[TrainState, Metrics]:
         count = jnp.maximum(batch.chosen.sum(), 1).astype(jnp.float32)
 
         def micro_loss(params: Params, micro: Any) -> tuple[jax.Array, Metrics]:
-            loss, metrics = preference_loss(segment_values(params, spec, micro, cfg, mesh), micro, count, cfg.reward)
+            values = segment_values(whole(spec, base, params), spec, micro, cfg, mesh)
+            loss, metrics = preference_loss(values, micro, count, cfg.reward)
             return loss, {"loss": loss, **metrics}
 
         grads, metrics = summed_gradients(micro_loss, state.params, cast(Any, batch), spec, mesh, rules)
@@ -232,10 +234,8 @@ def make_reward_update(spec: ModelSpec, optimizer: Optimizer, cfg: Experiment, m
         return state, {**metrics, **applied, "tokens/trained": (batch.segment_ids > 0).sum().astype(jnp.float32)}
 
     out = None if mesh is None else (state_shardings(spec, optimizer, mesh, rules), replicated(mesh))
-    places = in_shardings(mesh, rules)
-    return jax.jit(
-        update, donate_argnums=0, in_shardings=places and places[:2], out_shardings=out, compiler_options=compiler_options(mesh)
-    )
+    places = in_shardings(mesh, rules, temperature=False, base=spec.lora is not None)
+    return jax.jit(update, donate_argnums=0, in_shardings=places, out_shardings=out, compiler_options=compiler_options(mesh))
 
 
 def make_reward_scores(spec: ModelSpec, cfg: Experiment, mesh: Mesh | None = None) -> Any:
@@ -257,5 +257,5 @@ def make_reward_scores(spec: ModelSpec, cfg: Experiment, mesh: Mesh | None = Non
         start = {name: jnp.zeros((), jnp.float32) for name in shapes}
         return lax.fori_loop(0, used_micros(cast(Any, batch)), step, start)
 
-    places, out = in_shardings(mesh, rules), None if mesh is None else replicated(mesh)
-    return jax.jit(scores, in_shardings=places and places[:2], out_shardings=out, compiler_options=compiler_options(mesh))
+    places, out = in_shardings(mesh, rules, temperature=False), None if mesh is None else replicated(mesh)
+    return jax.jit(scores, in_shardings=places, out_shardings=out, compiler_options=compiler_options(mesh))

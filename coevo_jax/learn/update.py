@@ -34,8 +34,9 @@ from coevo_jax.mesh import (
     train_rules,
 )
 from coevo_jax.models.attention import time_order
-from coevo_jax.models.forward import Params, forward, param_shapes
+from coevo_jax.models.forward import Params, forward
 from coevo_jax.models.logprobs import token_logprobs
+from coevo_jax.models.lora import trained_shapes, whole
 from coevo_jax.models.quantize import Int8Weight
 from coevo_jax.models.spec import ModelSpec
 from coevo_jax.models.tables import over_head
@@ -46,7 +47,7 @@ CPU_TILE = 2048  # ids of a tile of the vocabulary on one CPU: the tile's logits
 
 
 class TrainState(struct.PyTreeNode):
-    """What an update changes. `step` counts the updates that were applied."""
+    """What an update changes. `step` counts the updates that were applied. With adapters `params` are those, and no base."""
 
     params: Params
     opt_state: Any
@@ -116,29 +117,37 @@ def init_state(params: Params, optimizer: Optimizer) -> TrainState:
 
 
 def make_update(spec: ModelSpec, optimizer: Optimizer, loss: Loss, cfg: Experiment, mesh: Mesh | None = None) -> Any:
-    """jitted `update(state, batch [M,B,T], temperature) -> (state, metrics)`; the state passed in is donated.
+    """jitted `update(state, batch [M,B,T], temperature) -> (state, metrics)`; the state passed in is donated. Where spec.lora
+    trains adapters, the frozen base is a last argument, which is not.
 
     An update whose gradient is not finite changes nothing and reports nonfinite = 1. Metrics are float32 scalars: those of the
     loss, and loss, grad_norm, update_norm, param_norm, lr, nonfinite, tokens/trained.
     """
     loss_cfg, rules, pieces = loss_config(cfg), train_rules(cfg.mesh), one_cpu(mesh)
 
-    def micro_loss(params: Params, batch: TokenBatch, denominators: Any, temperature: Any) -> tuple[jax.Array, Metrics]:
-        logp, entropy = batch_logprobs(params, spec, batch, temperature, cfg, mesh)
+    def micro_loss(
+        params: Params, batch: TokenBatch, denominators: Any, temperature: Any, base: Any
+    ) -> tuple[jax.Array, Metrics]:
+        logp, entropy = batch_logprobs(whole(spec, base, params), spec, batch, temperature, cfg, mesh)
         total, metrics = loss(logp, entropy, batch, denominators, loss_cfg)
         return total, {"loss": total, **metrics}
 
-    def update(state: TrainState, batch: TokenBatch, temperature: Any) -> tuple[TrainState, Metrics]:
+    def update(state: TrainState, batch: TokenBatch, temperature: Any, base: Any = None) -> tuple[TrainState, Metrics]:
         batch = drop_truncated(batch) if loss_cfg.mask_truncated else batch
         denominators = count(batch)
         grads, metrics = summed_gradients(
-            lambda params, micro: micro_loss(params, micro, denominators, temperature), state.params, batch, spec, mesh, rules
+            lambda params, micro: micro_loss(params, micro, denominators, temperature, base),
+            state.params,
+            batch,
+            spec,
+            mesh,
+            rules,
         )
         state, applied = apply_gradients(state, grads, optimizer, pieces)
         return state, {**metrics, **applied, "tokens/trained": batch.mask.sum().astype(jnp.float32)}
 
     out = None if mesh is None else (state_shardings(spec, optimizer, mesh, rules), replicated(mesh))
-    options, places = compiler_options(mesh), in_shardings(mesh, rules)
+    options, places = compiler_options(mesh), in_shardings(mesh, rules, base=spec.lora is not None)
     return jax.jit(update, donate_argnums=0, in_shardings=places, out_shardings=out, compiler_options=options)
 
 
@@ -319,8 +328,8 @@ def _combine(name: str, total: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def _like_params(tree: Params, spec: ModelSpec, mesh: Mesh | None, rules: ShardingRules) -> Params:
-    """Laid out as parameters are, so that a donated buffer fits the new value."""
-    return tree if mesh is None else lax.with_sharding_constraint(tree, param_shardings(param_shapes(spec), mesh, rules))
+    """Laid out as what trains is, so that a donated buffer fits the new value."""
+    return tree if mesh is None else lax.with_sharding_constraint(tree, param_shardings(trained_shapes(spec), mesh, rules))
 
 
 def _arrange(state: TrainState, optimizer: Optimizer, shardings: Any, mesh: Any, place: Callable[..., Any]) -> TrainState:
@@ -335,16 +344,16 @@ def _arrange(state: TrainState, optimizer: Optimizer, shardings: Any, mesh: Any,
 def state_shardings(spec: ModelSpec, optimizer: Optimizer, mesh: Mesh, rules: ShardingRules) -> Any:
     """A TrainState of shardings, those that init_state gives. Named at the jit's exit: a constraint inside comes back spelled
     otherwise where a mesh axis has size 1, and neither the next update nor the sampler would know its compiled program again."""
-    infos = param_shapes(spec)
+    infos = trained_shapes(spec)
     shardings = param_shardings(infos, mesh, rules)
     shapes = jax.tree.map(lambda i: jax.ShapeDtypeStruct(i.shape, jnp.float32), infos, is_leaf=lambda x: hasattr(x, "axes"))
     state = jax.eval_shape(lambda p: TrainState(p, optimizer.transform.init(p), jnp.zeros((), jnp.int32)), shapes)
     return _arrange(state, optimizer, shardings, mesh, lambda _, sharding: sharding)
 
 
-def in_shardings(mesh: Mesh | None, rules: ShardingRules) -> Any:
-    """Parameters lie as they come; rows as the rules say; the temperature everywhere."""
+def in_shardings(mesh: Mesh | None, rules: ShardingRules, temperature: bool = True, base: bool = False) -> Any:
+    """Parameters, and a frozen base, lie as they come; rows as the rules say; the temperature everywhere."""
     if mesh is None:
         return None
     batch = NamedSharding(mesh, PartitionSpec(None, rules.batch))
-    return None, batch, replicated(mesh)
+    return (None, batch, *[replicated(mesh)] * temperature, *[None] * base)

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -91,11 +92,14 @@ def load_scalar(cfg: ModelConfig, mesh: Any = None, *, rules: ShardingRules = RU
     return LoadedModel(spec, params, path, cfg.source, digest)
 
 
-def load_with_head(cfg: ModelConfig, mesh: Any = None, *, rules: ShardingRules = RULES, std: float, seed: int) -> LoadedModel:
-    """A model with a scalar head to train: a reward model as it is, any other source with a head drawn anew."""
+def load_with_head(
+    cfg: ModelConfig, mesh: Any = None, *, rules: ShardingRules = RULES, std: float, seed: int,
+    load: Callable[..., LoadedModel] = load_model,
+) -> LoadedModel:  # fmt: skip
+    """A model with a scalar head to train: a reward model as it is, any other source, by `load`, with a head drawn anew."""
     if not cfg.source.startswith(BUCKET) and has_head(_resolve(cfg.source)):
         return load_scalar(cfg, mesh, rules=rules)
-    model = load_model(cfg, mesh, rules=rules)
+    model = load(cfg, mesh, rules=rules)
     spec = dataclasses.replace(model.spec, scalar=True)
     sharding = None if mesh is None else _shardings(spec, mesh, rules)["score"]
     params, spec = fresh_head(model.params, spec, std, seed, sharding)

@@ -50,6 +50,25 @@ def token_logprobs(
     return _by_chunks(head, hidden_BxTxD, targets_BxT, inverse, spec, C, vocab)
 
 
+def greedy_logprobs(
+    params: Params, spec: ModelSpec, hidden_BxTxD: jax.Array, targets_BxT: jax.Array, chunk: int = 128
+) -> tuple[jax.Array, jax.Array]:
+    """Log-prob of targets[b,t] as in token_logprobs at temperature 1, and 1 where the target is the likeliest token (the first of
+    equals), both [B,T] float32. No gradient."""
+    C = max(1, min(chunk, targets_BxT.shape[1]))
+    name = "embed" if spec.tied else "unembed"
+
+    def step(carry: None, x: tuple[jax.Array, ...]) -> tuple[None, tuple[jax.Array, ...]]:
+        hidden, targets = x
+        logits = unembed({name: params[name]}, spec, hidden)
+        best = jnp.argmax(logits, axis=-1).astype(targets.dtype) == targets
+        return carry, (_chunk_logprobs(logits, targets)[0], best.astype(jnp.float32))
+
+    _, out = lax.scan(step, None, tuple(_chunked(x, C) for x in (hidden_BxTxD, targets_BxT)))
+    logp, best = (_joined(y, targets_BxT.shape[1]) for y in out)
+    return logp, best
+
+
 class _Saved(NamedTuple):
     """For the gradient, all [B,T]: log of the sum of exp(logits), and the entropy."""
 

@@ -19,7 +19,8 @@ import orbax.checkpoint as ocp
 import tensorstore as ts
 
 from coevo_jax.errors import UserError
-from coevo_jax.models.forward import ParamInfo, param_shapes
+from coevo_jax.models.forward import ParamInfo
+from coevo_jax.models.lora import trained_shapes
 from coevo_jax.models.spec import ModelSpec
 
 ITEM = "params"  # subfolder, beside config.json and the tokenizer's files
@@ -82,9 +83,9 @@ class OrbaxFolder:
         return "part:" + hashlib.sha256(b"\0".join(parts)).hexdigest()
 
     def params(self, spec: ModelSpec, dtype: Any, shardings: Any) -> Any:
-        """The parameter tree of an architecture with the given shardings. UserError names an array that is missing, extra or of
-        another shape."""
-        infos = param_shapes(spec)
+        """What trains of an architecture (its parameters, unless the spec has adapters) with the given shardings. UserError names
+        an array that is missing, extra or of another shape."""
+        infos = trained_shapes(spec)
         flat, treedef = jax.tree.flatten_with_path(infos, is_leaf=lambda x: isinstance(x, ParamInfo))
         wanted = {".".join(k.key for k in path): info.shape for path, info in flat}
         for name in sorted(self.names ^ wanted.keys()):

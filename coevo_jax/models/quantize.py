@@ -20,7 +20,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
+
+from coevo_jax.models.low_rank import ADAPTED, LoraWeight, low_rank
 
 LEVELS = 127  # -128 is left out: the range is symmetric
 # Axes of each matrix (without L) that its product sums over; a scale has the other ones. Every matrix of forward.param_shapes.
@@ -66,7 +69,7 @@ class Int8Weight:
         return Int8Weight(self.values, self.scale, np.dtype(dtype))
 
 
-Weight = jax.Array | Int8Weight
+Weight = jax.Array | Int8Weight | LoraWeight
 
 
 def product(equation: str, x: jax.Array, w: Weight, out: Any = None) -> jax.Array:
@@ -74,6 +77,8 @@ def product(equation: str, x: jax.Array, w: Weight, out: Any = None) -> jax.Arra
 
     The output's last axes must be w's output axes in their order, as they are in every product of the model.
     """
+    if isinstance(w, LoraWeight):
+        return checkpoint_name(product(equation, x, w.base, out) + low_rank(equation, x, w).astype(out or x.dtype), ADAPTED)
     if not isinstance(w, Int8Weight):
         return jnp.einsum(equation, x, w.astype(x.dtype), preferred_element_type=out)
     x, values = lax.optimization_barrier((x, w.values))  # else XLA may widen all weights ahead of a decode loop and keep them
@@ -81,7 +86,7 @@ def product(equation: str, x: jax.Array, w: Weight, out: Any = None) -> jax.Arra
     return (y * lax.expand_dims(w.scale, range(y.ndim - w.scale.ndim))).astype(out or x.dtype)
 
 
-def rows(w: Weight, index: jax.Array, dtype: Any) -> jax.Array:
+def rows(w: jax.Array | Int8Weight, index: jax.Array, dtype: Any) -> jax.Array:
     """Rows of an embedding, [..., D]."""
     if not isinstance(w, Int8Weight):
         return jnp.take(w, index, axis=0).astype(dtype)

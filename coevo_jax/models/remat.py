@@ -11,6 +11,7 @@ import jax
 
 from coevo_jax.config.learn import REMAT_NAMES
 from coevo_jax.models.attention import KEPT
+from coevo_jax.models.low_rank import ADAPTED
 from coevo_jax.models.pair_attention import PAIRS
 from coevo_jax.models.spec import ModelSpec
 
@@ -19,7 +20,8 @@ def remat_policy(remat: str) -> Any:
     """The policy of jax.checkpoint for a choice other than 'none'. models/forward.py gives the names of REMAT_NAMES."""
     policies, names = jax.checkpoint_policies, () if remat == "full" else remat.split("+")
     if remat == "dots":
-        return policies.save_from_both_policies(policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names(PAIRS))
+        named = policies.save_only_these_names(PAIRS, ADAPTED)
+        return policies.save_from_both_policies(policies.dots_with_no_batch_dims_saveable, named)
     return policies.save_only_these_names(*names, *([PAIRS] if KEPT in names else []))
 
 

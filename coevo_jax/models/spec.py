@@ -28,6 +28,15 @@ class RopeScaling:
 
 
 @dataclasses.dataclass(frozen=True)
+class LoraSpec:
+    """Adapters beside the matrices `targets`: W + scale A B of a rank (models/lora.py)."""
+
+    rank: int
+    scale: float
+    targets: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelSpec:
     """Architecture of one model. Sizes in units, `windows` per layer (0 = full attention)."""
 
@@ -50,6 +59,7 @@ class ModelSpec:
     unscaled_rope_in_windows: bool = False  # OLMo 3: rope scaling only in full-attention layers
     max_position: int = 8192
     scalar: bool = False  # a head of one number (models/scalar.py) in place of the vocabulary's
+    lora: LoraSpec | None = None  # of programs that train: adapters alone change (models/lora.py)
 
     @property
     def window_of(self) -> tuple[int, ...]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import jax.numpy as jnp
+
 from coevo_jax.config import Experiment
 from coevo_jax.cost import product_parameters
 from coevo_jax.cost.program import OF_BANDWIDTH, OF_PEAK
@@ -65,7 +67,8 @@ def update_bytes(s: Slice) -> float:
     spec, (tokens, shared) = s.policy, tokens_of_chip(s)
     alive = at_a_time(s, residents(s))
     beside = sum(n for name, n in alive.items() if not name.endswith("decode copy"))
-    gradients = alive["policy parameters"] * 4 / {"float32": 4, "bfloat16": 2}[s.cfg.policy.param_dtype]
+    size = 4 if s.cfg.lora.rank > 0 else jnp.dtype(s.cfg.policy.param_dtype).itemsize
+    gradients = alive["policy parameters"] * 4 / size
     layer = (product_parameters(spec) - head_parameters(spec)) / spec.layers
     gathered = 2 * 2.0 * layer / (shared if s.cfg.mesh.train == "tensor" else 1)
     tokens = tokens / shared if s.cfg.mesh.train == "context" else tokens
@@ -89,7 +92,8 @@ def update_seconds(s: Slice, work: Workload) -> float:
     cfg, spec, (tokens, shared) = s.cfg, s.policy, tokens_of_chip(s)
     rows = trained_rows(s, work)[not has_steps(cfg)[0]]
     pairs = cfg.update.pack_length / 2 * tokens * rows.visited
-    products = 2.0 * product_parameters(spec) * tokens * (3.0 + made_again(spec, cfg.update.remat))
+    once = 2.0 if cfg.lora.rank > 0 else 3.0  # a frozen matrix has no gradient
+    products = 2.0 * product_parameters(spec) * tokens * (once + made_again(spec, cfg.update.remat))
     passes = 4.5 + ("attention" not in kept_parts(cfg.update.remat))  # of splash, its forward pass counted as 1
     attention = 4.0 * pairs * spec.heads * spec.head_dim * spec.layers * passes
     flops = (products + attention) / shared / (s.topology.chip.bf16_flops * OF_PEAK)

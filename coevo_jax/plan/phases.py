@@ -12,20 +12,22 @@ import jax.numpy as jnp
 
 from coevo_jax import aot
 from coevo_jax.config.check_dpo import ALONE as DPO_MODES
+from coevo_jax.config.several import policy_names
 from coevo_jax.learn.publish import same_places
 from coevo_jax.learn.update import rows_devices
 from coevo_jax.mesh import mesh_axes
+from coevo_jax.models.load import critic_source
 from coevo_jax.models.remat import kept_bytes
 from coevo_jax.models.spec import ModelSpec
 from coevo_jax.plan.cast import Slice
 from coevo_jax.plan.compiled import Program
 from coevo_jax.plan.programs import (
+    base_params,
     device_bytes,
     judge_weights,
     prefill_program,
     reference_params,
     train_state,
-    trained_params,
 )
 from coevo_jax.sampler import ahead
 from coevo_jax.sampler.engine import Engine
@@ -61,7 +63,8 @@ def budget_of(chip: aot.Chip) -> int:
 
 def residents(s: Slice) -> dict[str, int]:
     """What lives through the whole run, by name: of each trained model its parameters, moments, reference and decode copy, its
-    critic, the weights of frozen policies, and those of every judge (of whom only some hold them at a time: Slice.turns)."""
+    critic, the weights of frozen policies, and those of every judge (of whom only some hold them at a time: Slice.turns).
+    With adapters the parameters are these, and models of one source have one base."""
     out: dict[str, int] = {}
     for role, spec in s.trained.items():
         if not s.learns(role):  # held for decoding alone
@@ -72,7 +75,7 @@ def residents(s: Slice) -> dict[str, int]:
             continue
         if s.cfg.loss.kl_weight > 0 and s.cfg.update.reference == "device" and s.cfg.schedule.mode not in DPO_MODES:
             out[f"{role} reference"] = device_bytes(reference_params(s, spec))
-        shared = s.cfg.policy.dtype == s.cfg.policy.param_dtype and same_places(spec, s.rules, s.mesh)
+        shared = s.cfg.lora.rank == 0 and s.cfg.policy.dtype == s.cfg.policy.param_dtype and same_places(spec, s.rules, s.mesh)
         out[f"{role} decode copy"] = 0 if shared else device_bytes(ahead.weights(spec, s.mesh, s.cfg.policy.dtype))
     for name, spec in s.critics.items():
         out |= _state(s, name, spec)
@@ -82,8 +85,24 @@ def residents(s: Slice) -> dict[str, int]:
 
 
 def _state(s: Slice, name: str, spec: ModelSpec) -> dict[str, int]:
-    params = device_bytes(trained_params(s, spec))
-    return {f"{name} parameters": params, f"{name} moments": device_bytes(train_state(s, spec)) - params}
+    state = train_state(s, spec)
+    params = device_bytes(state.params)
+    out = {f"{name} parameters": params, f"{name} moments": device_bytes(state) - params}
+    return out | ({base_name(s, name): device_bytes(base_params(s, spec)[0])} if base_name(s, name) == f"{name} base" else {})
+
+
+def base_name(s: Slice, role: str) -> str:
+    """The resident that is the frozen base under a role's adapters, named after the first role of its source; '' without."""
+    if s.cfg.lora.rank == 0:
+        return ""
+    policies = dict(zip(policy_names(s.cfg), (s.cfg.policy, *s.cfg.policies)))
+
+    def source(name: str) -> str:
+        if name.startswith("critic_"):
+            return critic_source(s.cfg, name.removeprefix("critic_")).source
+        return policies[name].source if name in policies else s.cfg.generator.source or s.cfg.policy.source
+
+    return next(f"{name} base" for name in (*s.trained, *s.critics) if source(name) == source(role))
 
 
 def at_a_time(s: Slice, alive: dict[str, int], role: str = "") -> dict[str, int]:
@@ -99,15 +118,18 @@ def beside(s: Slice, program: str, alive: dict[str, int]) -> dict[str, int]:
     role, kind = program.split(" ", 1)
     out = at_a_time(s, alive, role)
     if kind == "update":  # the decode copy goes before an update, which takes the state
-        for name in ("parameters", "moments", "decode copy"):
-            out.pop(f"{role} {name}", None)
+        for name in (f"{role} parameters", f"{role} moments", f"{role} decode copy", base_name(s, role)):
+            out.pop(name, None)
     elif kind == "publish":  # the old copy goes first, the new one is its result
-        for name in ("parameters", "decode copy"):
-            out.pop(f"{role} {name}")
+        out.pop(f"{role} decode copy")
+        if s.cfg.lora.rank == 0:  # adapters stay, and the base, beside what they were merged into
+            out.pop(f"{role} parameters")
     elif kind == "values":
-        out.pop(f"{role} parameters")
+        for name in (f"{role} parameters", base_name(s, role)):
+            out.pop(name, None)
     elif kind.endswith("log-probs"):
-        out.pop(f"{role} {'reference' if kind.startswith('reference') else 'parameters'}", None)
+        for name in (f"{role} {'reference' if kind.startswith('reference') else 'parameters'}", base_name(s, role)):
+            out.pop(name, None)
     else:
         out |= _sampler_state(s, role, kind)
         out.pop(f"{role} weights" if role in s.judges else f"{role} decode copy")
@@ -201,12 +223,13 @@ def _for_residents(s: Slice, phase: Phase) -> list[tuple[int, str]]:
     out: list[tuple[int, str]] = []
     if cfg.optimizer.mu_dtype == "float32":
         out.append((sum(n for name, n in alive.items() if name.endswith("moments")) // 4, "optimizer.mu_dtype=bfloat16"))
-    if references := sum(n for name, n in alive.items() if name.endswith("reference")):
+    references = sum(n for name, n in alive.items() if name.endswith("reference"))
+    if references and cfg.lora.rank == 0:
         out.append((references, "update.reference=host"))
     for name in at_a_time(s, alive):
         if (seat := s.judges.get(name.split(" ")[0])) and seat.engine and seat.cfg.weights == "full":
             out.append((alive[name] // 2, f"{seat.key}.weights=int8"))
     if s.mesh.shape["data"] > s.topology.slices:
-        halved = sum(n for name, n in alive.items() if name.split(" ")[-1] in ("parameters", "moments", "reference")) // 2
+        halved = sum(n for name, n in alive.items() if name.split(" ")[-1] in ("base", "parameters", "moments", "reference")) // 2
         out.append((halved, "a larger mesh.fsdp"))
     return out

@@ -26,6 +26,7 @@ from coevo_jax.learn.reward_model import PairBatch, make_reward_update
 from coevo_jax.learn.update import TrainState, logprobs_program, make_optimizer, make_update, rows_devices, state_shardings
 from coevo_jax.mesh import RULES, param_shardings, replicated
 from coevo_jax.models.forward import param_shapes
+from coevo_jax.models.lora import adapted, frozen_part, trained_shapes, whole
 from coevo_jax.models.quantize import INPUT_AXES, quantized_infos
 from coevo_jax.models.spec import ModelSpec
 from coevo_jax.plan.cast import Slice
@@ -66,14 +67,32 @@ def _shaped(shapes: Any, shardings: Any) -> Any:
 
 
 def trained_params(s: Slice, spec: ModelSpec) -> Any:
-    """The trainer's parameters."""
+    """The trainer's parameters; with adapters their base."""
     infos, dtype = param_shapes(spec), jnp.dtype(s.cfg.policy.param_dtype)
     shapes = jax.tree.map(lambda i: jax.ShapeDtypeStruct(i.shape, dtype), infos, is_leaf=_is_info)
     return _shaped(shapes, param_shardings(infos, s.mesh, s.rules))
 
 
+def tuned(s: Slice, spec: ModelSpec) -> ModelSpec:
+    """The spec of programs that train."""
+    return adapted(spec, s.cfg.lora) if s.cfg.lora.rank > 0 else spec
+
+
+def base_params(s: Slice, spec: ModelSpec) -> tuple[Any, ...]:
+    """The frozen base, an update's last argument where adapters train."""
+    return (frozen_part(trained_params(s, spec)),) if s.cfg.lora.rank > 0 else ()
+
+
+def whole_params(s: Slice, spec: ModelSpec) -> Any:
+    """What a forward pass of the trainer takes."""
+    base = next(iter(base_params(s, spec)), None)
+    return whole(tuned(s, spec), base, train_state(s, spec).params)
+
+
 def reference_params(s: Slice, spec: ModelSpec) -> Any:
-    """Frozen for the KL term: matrices in the dtype of the computation (learn.publish.cast_matrices)."""
+    """Frozen for the KL term: matrices in the dtype of the computation (learn.publish.cast_matrices); of adapters these alone."""
+    if s.cfg.lora.rank > 0:
+        return train_state(s, spec).params
 
     def leaf(path: Any, x: Any) -> Any:
         dtype = jnp.dtype(s.cfg.policy.dtype) if path[-1].key in INPUT_AXES else x.dtype
@@ -84,7 +103,11 @@ def reference_params(s: Slice, spec: ModelSpec) -> Any:
 
 def train_state(s: Slice, spec: ModelSpec, optimizer: Any = None) -> TrainState:
     """Parameters, moments and step."""
-    optimizer, params = optimizer or make_optimizer(s.cfg.optimizer, 1), trained_params(s, spec)
+    optimizer, params, spec = optimizer or make_optimizer(s.cfg.optimizer, 1), trained_params(s, spec), tuned(s, spec)
+    if spec.lora is not None:
+        infos = trained_shapes(spec)
+        shapes = jax.tree.map(lambda i: jax.ShapeDtypeStruct(i.shape, jnp.float32), infos, is_leaf=_is_info)
+        params = _shaped(shapes, param_shardings(infos, s.mesh, s.rules))
     shapes = jax.eval_shape(lambda p: TrainState(p, optimizer.transform.init(p), jnp.zeros((), jnp.int32)), params)
     return _shaped(shapes, state_shardings(spec, optimizer, s.mesh, s.rules))
 
@@ -147,23 +170,28 @@ def update_program(s: Slice, spec: ModelSpec, role: str) -> Planned:
     """Gradients over all micro-batches and one optimizer step."""
     optimizer = make_optimizer(s.cfg.optimizer, 1)
     if spec.scalar:
-        reward = make_reward_update(spec, optimizer, s.cfg, s.mesh)
-        return Planned(f"{role} update", reward, (train_state(s, spec), pair_batch(s)), donate=(0,))
+        reward = make_reward_update(tuned(s, spec), optimizer, s.cfg, s.mesh)
+        return Planned(f"{role} update", reward, (train_state(s, spec), pair_batch(s), *base_params(s, spec)), donate=(0,))
     passes = ("ref_logp",) * (s.cfg.loss.kl_weight > 0) + ("old_logp",) * (s.cfg.update.inner_iterations > 1)
-    jitted = make_update(spec, optimizer, resolve_loss(s.cfg.loss), s.cfg, s.mesh)
-    return Planned(f"{role} update", jitted, (train_state(s, spec), batch(s, passes), _scalar(s, jnp.float32)), donate=(0,))
+    jitted = make_update(tuned(s, spec), optimizer, resolve_loss(s.cfg.loss), s.cfg, s.mesh)
+    args = train_state(s, spec), batch(s, passes), _scalar(s, jnp.float32)
+    return Planned(f"{role} update", jitted, (*args, *base_params(s, spec)), donate=(0,))
 
 
 def logprobs(s: Slice, spec: ModelSpec, role: str, reference: bool) -> Planned:
     """A pass without gradients: under the reference, or under the weights before the inner iterations."""
-    params = reference_params(s, spec) if reference else trained_params(s, spec)
+    params = reference_params(s, spec) if reference and s.cfg.lora.rank == 0 else whole_params(s, spec)
     name = f"{role} {'reference' if reference else 'old'} log-probs"
     return Planned(name, logprobs_program(spec, s.cfg, s.mesh), (params, batch(s, ()), _scalar(s, jnp.float32)))
 
 
 def publish_program(s: Slice, spec: ModelSpec, role: str) -> Planned:
-    """The trainer's weights to the sampler's: cast and resharded."""
-    return Planned(f"{role} publish", make_publish(spec, s.cfg.policy.dtype, s.rules, s.mesh), (trained_params(s, spec),))
+    """The trainer's weights to the sampler's: cast and resharded; of adapters after they are merged, in the sampler's dtype."""
+    params = trained_params(s, spec)
+    if s.cfg.lora.rank > 0:
+        merged = jnp.dtype(s.cfg.policy.dtype)
+        params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, merged, sharding=x.sharding), params)
+    return Planned(f"{role} publish", make_publish(spec, s.cfg.policy.dtype, s.rules, s.mesh), (params,))
 
 
 def decode_program(s: Slice, engine: Engine, name: str, weights: Any = None) -> Planned:
@@ -200,11 +228,11 @@ def critic_programs(s: Slice, name: str, spec: ModelSpec) -> dict[str, Callable[
     optimizer = critic_optimizer(s.cfg)
 
     def values() -> Planned:
-        return Planned(f"{name} values", make_estimate(spec, s.cfg, s.mesh), (trained_params(s, spec), batch(s, ())))
+        return Planned(f"{name} values", make_estimate(spec, s.cfg, s.mesh), (whole_params(s, spec), batch(s, ())))
 
     def update() -> Planned:
-        args = train_state(s, spec, optimizer), value_batch(s)
-        return Planned(f"{name} update", make_critic_update(spec, optimizer, s.cfg, s.mesh), args, donate=(0,))
+        args = train_state(s, spec, optimizer), value_batch(s), *base_params(s, spec)
+        return Planned(f"{name} update", make_critic_update(tuned(s, spec), optimizer, s.cfg, s.mesh), args, donate=(0,))
 
     return {f"{name} values": values, f"{name} update": update}
 

@@ -231,7 +231,7 @@ def model_step(s: Slice, compiled: dict[str, Program], work: Workload) -> Step:
         decode_seconds, exposed = decode_seconds + found["decode"], exposed + found["exposed"]
     trained = tuple(float(sum(rows.tokens)) * on for rows, on in zip(packed, has_steps(cfg)))
     update = next((f for name, f in figures.items() if name.endswith("update")), None)
-    useful = useful_update_flops(s.policy, packed[0].tokens)
+    useful = useful_update_flops(s.policy, packed[0].tokens, frozen=cfg.lora.rank > 0)
     whole = sum(p for p, _ in parts.values())
     chip = s.topology.chip
     return Step(

@@ -70,6 +70,7 @@ class Checkpoints:
         self._bad: set[pathlib.Path] = set()
         self._references: dict[str, str] = {}
         self._tidied = False
+        self.best: int | None = None  # a step that is kept beside the newest
         absl.logging.get_absl_logger().addFilter(_keep_record)
 
     # ---- save ----
@@ -149,11 +150,12 @@ class Checkpoints:
         return self.folder / f"step_{step:08d}{serial}"
 
     def _delete_old(self) -> None:
-        """Keep the newest `keep`; those found bad do not count and go now that a newer good one exists."""
+        """Keep the newest `keep` and the best; those found bad do not count and go now that a newer good one exists."""
         if jax.process_index() != 0:
             return
         paths = [path for _, _, path in self._steps() if path not in self._bad]
-        for path in [*paths[self.keep :], *sorted(self._bad)]:
+        old = [path for path in paths[self.keep :] if _step_of(path) != self.best]
+        for path in [*old, *sorted(self._bad)]:
             # The rename makes the removal atomic: a kill in the middle leaves no checkpoint with missing files.
             doomed = path.with_name(path.name + TEMPORARY)
             try:

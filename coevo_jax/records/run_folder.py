@@ -33,7 +33,7 @@ _REACH = (
     "price_out",
     "cache",
 )
-FREE_KEYS = ("run", *(f"{role}.endpoint.{name}" for role in ("judge", "generator") for name in _REACH))
+FREE_KEYS = ("run", "evaluate", *(f"{role}.endpoint.{name}" for role in ("judge", "generator") for name in _REACH))
 # Inputs into which a saved cursor points: another content can't be allowed.
 FIXED_INPUTS = ("data.prompts", "warmup.data", "pairs.data", "dpo.data")
 ALLOW_INPUTS = "run.allow_changed_inputs"

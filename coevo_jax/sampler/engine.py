@@ -150,8 +150,10 @@ class Engine:
         prompts: Sequence[Sequence[int] | np.ndarray],
         continuations: Sequence[Sequence[int] | np.ndarray],
         temperature: float = 1.0,
+        greedy: bool = False,
     ) -> list[np.ndarray]:
-        """Log-prob of each token of each continuation given its prompt and what precedes it, float32, in nats."""
+        """Log-prob of each token of each continuation given its prompt and what precedes it, float32, in nats. greedy: [2,n]
+        each, at temperature 1, the second row 1 where the token is the likeliest one."""
         start = time.perf_counter()
         if len(prompts) != len(continuations):
             raise ValueError(f"{len(prompts)} prompts for {len(continuations)} continuations")
@@ -164,10 +166,10 @@ class Engine:
         tree = self._tree(whole, [min(len(h) - 1, self.head_width) for h in heads])
 
         def run(packed: prefill.Packed, members: list[int], store: kv.KV | None) -> None:
-            logp = self._score(weights, packed, temperature, store)
+            logp = self._score(weights, packed, temperature, store, greedy)
             for i, (row, at) in zip(members, packed.places):
                 first = at + len(heads[i]) - 1 - tree.start(i)  # the position that predicts the continuation's first token
-                found[i] = logp[row, first : first + len(whole[i]) - len(heads[i])].copy()
+                found[i] = logp[..., row, first : first + len(whole[i]) - len(heads[i])].copy()
 
         scoring.walk(self, weights, whole, tree, self.score_variants, run)
         self.stats.seconds += time.perf_counter() - start
@@ -395,14 +397,16 @@ class Engine:
         self._count_prefill(packed, start)
         return probs
 
-    def _score(self, weights: Weights, packed: prefill.Packed, temperature: float, store: kv.KV | None) -> np.ndarray:
+    def _score(
+        self, weights: Weights, packed: prefill.Packed, temperature: float, store: kv.KV | None, greedy: bool = False
+    ) -> np.ndarray:
         start = time.perf_counter()
-        function = functools.partial(
-            scoring.score_program, spec=self.spec, variant=packed.variant, dtype=weights.dtype, mesh=self.mesh
-        )
+        how = {"spec": self.spec, "variant": packed.variant, "dtype": weights.dtype, "mesh": self.mesh, "greedy": greedy}
+        function = functools.partial(scoring.score_program, **how)
         targets = scoring.shifted_targets(packed.tokens)
         args = (weights.stacked, targets, np.float32(temperature), *packed.arrays, store if packed.variant.context else None)
-        logp = _fetch(self.programs.get(("score", packed.variant, weights.signature), function, args)(*args))
+        key = ("score greedy" if greedy else "score", packed.variant, weights.signature)
+        logp = _fetch(self.programs.get(key, function, args)(*args))
         self._count_prefill(packed, start)
         return logp
 

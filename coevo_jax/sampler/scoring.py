@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from coevo_jax.models.forward import unembed
-from coevo_jax.models.logprobs import token_logprobs
+from coevo_jax.models.logprobs import greedy_logprobs, token_logprobs
 from coevo_jax.models.spec import ModelSpec
 from coevo_jax.sampler.prefill import Packed, Span, Variant, choose, pack, packed_forward
 from coevo_jax.sampler.run import store_heads
@@ -48,9 +48,12 @@ def score_program(
     variant: Variant,
     dtype: Any,
     mesh: Mesh | None = None,
+    greedy: bool = False,
 ) -> jax.Array:
-    """Log-prob of targets[p,t] after position (p,t), [P,T] float32."""
+    """Log-prob of targets[p,t] after position (p,t), [P,T] float32; greedy: [2,P,T], the second part 1 where it is likeliest."""
     hidden, _ = packed_forward(params, *batch, spec=spec, variant=variant, dtype=dtype, mesh=mesh)
+    if greedy:
+        return jnp.stack(greedy_logprobs(params, spec, hidden, targets_PxT))
     return token_logprobs(params, spec, hidden, targets_PxT, temperature)[0]
 
 

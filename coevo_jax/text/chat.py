@@ -93,6 +93,11 @@ class ChatTokenizer:
         token the tokenizer decides."""
         return self._tok.encode(text, add_special_tokens=add_special_tokens, split_special_tokens=True)
 
+    def encode_rendered(self, text: str) -> list[int]:
+        """Ids of a text that a template made: special tokens written in it are special tokens."""
+        ids: list[int] = self._tok.encode(text, add_special_tokens=False)
+        return ids
+
     def defuse(self, text: str) -> str:
         """The text with a space inside everything that would be read as a special token, so that it can't end its own turn."""
         return self._hot.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text) if self._hot else text
