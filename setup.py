@@ -51,6 +51,7 @@ setup(
             "data/warmup/*",
             "judges/tiny_world/model/*",
             "report/assets/*",
+            "judges/tiny_world/dynamic/*",
             "**/*.json",
             "**/*.jsonl",
         ]

@@ -68,6 +68,16 @@ def add_row(path: pathlib.Path, found: dict[str, Any]) -> None:
     path.write_text(head + begin + "\n" + "\n".join(lines) + "\n" + end + tail, encoding="utf-8")
 
 
+def put_between(path: pathlib.Path, name: str, text: str) -> None:
+    """Put a text between the markers `name` of a document, in the place of what stands there."""
+    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+    whole = path.read_text(encoding="utf-8") if path.exists() else "# Results\n"
+    if begin not in whole or end not in whole:
+        whole += f"\n{begin}\n{end}\n"
+    head, _, rest = whole.partition(begin)
+    path.write_text(head + begin + "\n" + text.strip("\n") + "\n" + end + rest.partition(end)[2], encoding="utf-8")
+
+
 def learning_plot(folder: pathlib.Path, found: dict[str, Any], rows: list[dict[str, Any]]) -> pathlib.Path:
     """Training curve at the left, both ends on held-out questions with their intervals at the right."""
     plt = pyplot()

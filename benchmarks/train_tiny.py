@@ -18,6 +18,7 @@ import random
 import re
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -81,15 +82,15 @@ def vocabulary() -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def save_tokenizer(folder: pathlib.Path) -> None:
+def save_tokenizer(folder: pathlib.Path, tokens: list[str] | None = None, json_pieces: Sequence[str] = JSON) -> None:
     """tokenizer.json (whole words by a regular expression) and tokenizer_config.json with the chat template."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-    tokens = vocabulary()
+    tokens = tokens or vocabulary()
     tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="<unk>"))
     starts = normalizers.Replace(Regex("\\n(?=[A-Za-z0-9])"), "\n ")  # a word has its space after a line break too
     tokenizer.normalizer = normalizers.Sequence([starts, normalizers.Prepend(" ")])
-    pieces = [re.escape(t) for t in sorted(JSON, key=len, reverse=True)] + [
+    pieces = [re.escape(t) for t in sorted(json_pieces, key=len, reverse=True)] + [
         r" ?[0-9]+(?:\.[0-9]+)?",
         r" ?[A-Za-z]+",
         r"\n",

@@ -70,6 +70,8 @@ def _prompts(system: System) -> list[tuple[str, ChatTokenizer, list[int]]]:
         return [(f"answer prompt {i + 1}", policy, context.answer_prompt(q)) for i, q in enumerate(questions)]
     question = stream.prompts.records[stream.index(0, 0)]["prompt"]
     asks = rlcer.rubric_prompt(context, question, "(the answer)") if mode == "rlcer" else context.rubric_prompt(question)
+    if mode == "dynamic":
+        asks = context.set_prompt(question, [f"(answer {n})" for n in range(1, context.cfg.schedule.group + 1)])
     out = [("answer prompt", policy, context.answer_prompt(question)), ("rubric prompt", rubric, asks)]
     return [*out, ("judge prompt", *_judge_prompt(system, question))]
 

@@ -7,7 +7,17 @@ from collections.abc import Callable, Mapping
 
 from coevo_jax.config import Experiment, ModelConfig, arm
 from coevo_jax.data import SlotStream
-from coevo_jax.methods import dpo, evolm, iterated_dpo, preferred, reward_model, rlcer, rubric_arm, verifiable
+from coevo_jax.methods import (
+    dpo,
+    dynamic_rubric,
+    evolm,
+    iterated_dpo,
+    preferred,
+    reward_model,
+    rlcer,
+    rubric_arm,
+    verifiable,
+)
 from coevo_jax.methods.context import Context
 from coevo_jax.methods.prepared import Prepared
 from coevo_jax.methods.stage import Stage
@@ -57,6 +67,14 @@ MODES: dict[str, Mode] = {
     "verifiable": Mode(verifiable.stages),
     "sft": Mode(lambda cfg: [], sampled=False, prompts=False),
     "rlcer": Mode(rlcer.stages, judged=True),
+    "dynamic": Mode(
+        dynamic_rubric.stages,
+        judged=True,
+        streams=dynamic_rubric.streams,
+        data_keys=dynamic_rubric.DATA_KEYS,
+        check=dynamic_rubric.check,
+        templates=dynamic_rubric.templates,
+    ),
     "reward": Mode(
         reward_model.stages,
         sampled=False,

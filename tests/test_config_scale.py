@@ -39,7 +39,9 @@ KEPT = (
     "pairs.temporal", "pairs.inferred", "pairs.conditioned", "pairs.frozen", "pairs.dataset", "pairs.leak_words",
     "pairs.on_empty", "pairs.inference_prompt", "pairs.conditioned_prompt", "answer.temperature", "answer.top_p",
     "rubric_sampling.temperature", "update.inner_iterations", "update.share_prefix",
-    "rlcer", "reward.margin", "reward.center", "critic.gamma", "critic.lam",
+    "rlcer", "dynamic.objectives", "dynamic.anchor_weight", "dynamic.anchor_loss", "dynamic.tau", "dynamic.conditioned",
+    "dynamic.shuffle", "dynamic.yes_above", "dynamic.prompt", "dynamic.blind_prompt",
+    "reward.margin", "reward.center", "critic.gamma", "critic.lam",
     "critic.clip", "critic.lr", "control.overlong_penalty", "control.rubric_dropout", "control.length_correlation",
     "heldout_judge.protocol", "arm.order", "arm.judge", "arm.policy", "arm.format_weight", "arm.judge_prompt", "arm.measure",
     "arm.retries", "arm.judge_sampling.temperature",
@@ -89,11 +91,14 @@ GROUPS = {
     "panel": ("panel.", "rubric.reward"), "curriculum": ("panel.", "judge."), "coevolve": ("policies.", "generator.mode"),
     "frozen": ("pairs.", "schedule.order", "panel."),
     "transfer": ("policy.", "answer.", "generator.", "schedule.", "rubric_sampling."),
-    "roles": ("policy.", "answer.", "generator.", "rubric_sampling.", "sampler."), "arm": ("arm.",),
+    "roles": ("policy.", "answer.", "generator.", "rubric_sampling.", "sampler."), "arm": ("arm.",), "dynamic": ("dynamic.",),
 }  # fmt: skip
 
 
-BASES = {"arm": REPO / "configs" / "rubric_arm_qwen3_8b.py"}  # of those that are none of the main experiment's
+BASES = {  # of those that are none of the main experiment's
+    "arm": REPO / "configs" / "rubric_arm_qwen3_8b.py",
+    "dynamic": REPO / "configs" / "dynamic_rubric_qwen3_8b.py",
+}
 
 
 @pytest.mark.parametrize("path", ABLATIONS, ids=lambda p: p.stem)

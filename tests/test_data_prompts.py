@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from coevo_jax.config import DataConfig, RubricConfig
-from coevo_jax.data import PromptSet, read_chat, read_pairs, read_prompts
+from coevo_jax.data import PromptSet, read_chat, read_pairs, read_prompts, read_rankings
 from coevo_jax.data.prompts import BUNDLED, parse_mixture
 from coevo_jax.errors import UserError
 from coevo_jax.judges.world import read_question
@@ -83,7 +83,8 @@ def test_a_misspelt_source_names_the_nearest():
 
 @pytest.mark.parametrize("kind, source", [(kind, source) for kind in BUNDLED for source in BUNDLED[kind]])
 def test_every_bundled_file_is_there_and_valid(kind, source):
-    read = read_chat if kind == "chat" else lambda name: read_prompts(DataConfig(prompts=name))
+    readers = {"chat": read_chat, "pairs": read_pairs, "rankings": read_rankings}
+    read = readers.get(kind, lambda name: read_prompts(DataConfig(prompts=name)))
     assert len(read(source)) >= 16
 
 

@@ -19,12 +19,12 @@ from coevo_jax.config.override import apply_overrides, field_type, key_types, pa
 DOC = REPO / "docs" / "paper.md"
 MAIN = "configs/evolm/qwen3_8b.py"
 PLACE = re.compile(r"(§\d|Table \d|Eq\. \d|App\. [A-D])")
-# Configs of the paper, its ablations and its baselines, but the main one.
+# Configs of the paper, its ablations and its baselines, but the main one and those of other papers.
 CONFIGS = sorted(
     str(path.relative_to(REPO))
     for folder in ("evolm", "ablations", "baselines")
     for path in (REPO / "configs" / folder).rglob("*.py")
-    if not path.name.startswith("_") and str(path.relative_to(REPO)) != MAIN
+    if not path.name.startswith(("_", "dynamic", "arm", "rubric_arm")) and str(path.relative_to(REPO)) != MAIN
 )
 
 # Items of these lists are compared with the main config's own record.

@@ -6,6 +6,7 @@ import dataclasses
 
 from coevo_jax.config.arm import ArmConfig
 from coevo_jax.config.dpo import DpoConfig
+from coevo_jax.config.dynamic import DynamicConfig
 from coevo_jax.config.evaluate import EvalConfig
 from coevo_jax.config.learn import AdvantageConfig, LossConfig, OptimizerConfig, UpdateConfig
 from coevo_jax.config.lora import LoraConfig
@@ -56,6 +57,7 @@ class Experiment:
     reward: RewardConfig = RewardConfig()
     dpo: DpoConfig = DpoConfig()
     rlcer: RlcerConfig = RlcerConfig()
+    dynamic: DynamicConfig = DynamicConfig()
     arm: ArmConfig = ArmConfig()
     critic: CriticConfig = CriticConfig()
     control: ControlConfig = ControlConfig()
@@ -80,6 +82,7 @@ __all__ = [
     "CriticConfig",
     "DataConfig",
     "DpoConfig",
+    "DynamicConfig",
     "EndpointConfig",
     "EvalConfig",
     "Experiment",

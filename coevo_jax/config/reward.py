@@ -60,6 +60,8 @@ class ControlConfig:
     verdict_like: float = 0.05  # share of answers with the text of a verdict in them
     part_share: float = 0.0  # share of the rewards' variance that comes from another part than the first
     judge_gap: float = 0.0  # mean of judge - heldout judge, for judges of one scale
+    score_gap: float = 0.05  # dynamic, below it: mean over groups of max - min of the scores E, which all lie in [0, 1]
+    surface_items: float = 0.5  # dynamic: share of items that mention length or format
     judge_agreement: float = 0.0  # below it: share of pairs of answers that both judges order alike
     entropy_low: float = 0.0  # below it: nats a token
     entropy_high: float = 0.0

@@ -21,6 +21,7 @@ SMOKE: dict[str, Any] = {
     "policy.sha256": "",
     "judge.sha256": "",
     "data.prompts": "tiny",
+    "data.rankings": "tiny",
     "data.prompt_column": "prompt",
     "data.max_prompt_tokens": 64,
     "data.heldout": 0,
@@ -79,7 +80,12 @@ SMOKE: dict[str, Any] = {
     "evaluate.every": 0,
     "evaluate.best": "",
 }
-OF_MODE = {"arm.": "rubric_arm", "data.pairs": "rubric_arm"}  # keys that only one mode reads
+OF_MODE = {
+    "arm.": "rubric_arm",
+    "data.pairs": "rubric_arm",
+    "dynamic.": "dynamic",
+    "data.rankings": "dynamic",
+}  # keys that only one mode reads
 SOURCES = (
     "generator.source",
     "judge.source",
@@ -93,6 +99,8 @@ MOST = {  # kept where they are less
     "warmup.updates": 2, "run.keep": 2, "control.overlong_buffer": 6, "control.heldout_answers": 2,
     "critic.warmup_updates": 1, "reward.heldout": 4, "warmup.heldout": 4,
     "dpo.heldout": 4, "dpo.updates": 2, "dpo.compare": 1, "dpo.answers": 2, "dpo.pairs": 4, "dpo.max_tokens": 0,
+    "dynamic.candidates": 2, "dynamic.group": 2, "dynamic.generator_updates": 2, "dynamic.policy_updates": 2,
+    "dynamic.static_from": 2, "dynamic.min_anchors": 2, "dynamic.min_characters": 0,
     "arm.rounds": 2, "arm.votes": 2, "arm.warmup_updates": 1,
     "arm.judge_updates": 1, "arm.generator_updates": 1,
 }  # fmt: skip
@@ -114,6 +122,8 @@ def shrink(cfg: Experiment) -> Experiment:
         cfg = replace_at(cfg, "pairs.data", "tiny")
     if cfg.schedule.mode == "rubric_arm":  # whose roles another small model knows
         cfg = replace_at(cfg, "policy.source", "tiny_arm")
+    if cfg.schedule.mode == "dynamic":
+        cfg = replace_at(replace_at(cfg, "policy.source", "tiny_dynamic"), "warmup.data", "tiny_dynamic")
     for key, rule in alike.items():
         if rule in SOURCES and (source := get_at(cfg, key)) not in ("", "oracle") and not api_model(source):
             cfg = replace_at(cfg, key, cfg.policy.source)
@@ -122,6 +132,9 @@ def shrink(cfg: Experiment) -> Experiment:
             cfg = replace_at(cfg, f"{role}.{key}", value)
     starts = sorted({0, *cfg.panel.from_cycle})
     cfg = replace_at(cfg, TURNS, tuple(starts.index(start) for start in cfg.panel.from_cycle))
+    if cfg.schedule.mode == "dynamic":
+        cfg = replace_at(cfg, "dynamic.new_rankings", ("tiny",) * min(1, len(cfg.dynamic.new_rankings)))
+        starts = [*starts, len(starts)]  # a round with the generator frozen
     cycles = 1 if cfg.schedule.order == "generator_first" else max(len(starts), len(cfg.policies) + 1)
     cfg = replace_at(cfg, "schedule.cycles", cycles)
     if cfg.warmup.epochs:

@@ -14,6 +14,9 @@ class DataConfig:
 
     prompts: str = "demo"
     prompt_column: str = "prompt"
+    rankings: str = (
+        "labelled"  # dynamic: ranked answers {prompt, answers, scores or ranks}; 'labelled', 'tiny' (bundled) or files
+    )
     max_prompt_tokens: int = 256
     over_limit: str = "filter"  # filter | refuse
     heldout: int = 0  # prompts set aside (the last ones of the seed's order)
@@ -29,7 +32,8 @@ class RubricConfig:
     # | data (the record's 'rubric', in the form of `schema`). The last three need schedule.order=policy_only.
     source: str = "generator"
     prompt: str = "rubric_dealbreaker"  # rubric_long | rubric_dealbreaker, or a path to a template file
-    schema: str = "json_criteria"  # json_criteria | rar | points (RLCER) | numbered_rules (coevo_jax/rubrics, one file a schema)
+    # json_criteria | rar | points (RLCER) | numbered_rules | weighted_items (coevo_jax/rubrics, one file a schema)
+    schema: str = "json_criteria"
     reward: str = "margin"  # margin | binary | separation | log_sigmoid
     separation_weight: float = 0.3
     alpha: float = 0.7  # alpha * reward + (1 - alpha) * format
@@ -71,7 +75,7 @@ class ScheduleConfig:
     prompts: int = 64  # prompt slots of an update
     group: int = 8  # samples a prompt
     # evolm | sft | verifiable | rlcer (RlcerConfig) | reward (RewardConfig) | dpo, iterated_dpo (DpoConfig)
-    # | rubric_arm (ArmConfig)
+    # | rubric_arm (ArmConfig) | dynamic (DynamicConfig)
     mode: str = "evolm"
     verifier: str = ""  # verifiable, rlcer: dotted path 'module:function'
 

@@ -7,8 +7,9 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from coevo_jax.config import Experiment, Sampling, api_model, arm
+from coevo_jax.config import Experiment, Sampling, api_model, arm, dynamic
 from coevo_jax.config import check_dpo as dpo
+from coevo_jax.config.check_dynamic import check_dynamic
 from coevo_jax.config.check_evaluate import check_evaluate
 from coevo_jax.config.check_lora import check_lora
 from coevo_jax.config.check_modes import RUBRIC_FREE, check_control, check_critic, check_reward, check_rlcer, check_warmup
@@ -50,11 +51,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "panel.tie_breaker": ("mean_score", "first_judge"),
     "data.over_limit": ("filter", "refuse"),
     "rubric.source": ("generator", "none", "predefined", "data"),
-    "rubric.schema": ("json_criteria", "rar", "points", "numbered_rules"),
+    "rubric.schema": ("json_criteria", "rar", "points", "numbered_rules", "weighted_items"),
     "rubric.reward": ("margin", "binary", "separation", "log_sigmoid"),
     "pairs.on_empty": ("nearest", "drop"),
     "schedule.order": ORDERS,
-    "schedule.mode": ("evolm", "sft", "verifiable", "rlcer", "reward", "dpo", "iterated_dpo", "rubric_arm"),
+    "schedule.mode": ("evolm", "sft", "verifiable", "rlcer", "reward", "dpo", "iterated_dpo", "rubric_arm", "dynamic"),
     "advantage.kind": ("group_std", "mean", "leave_one_out", "gae"),
     "loss.aggregation": ("token", "sequence", "constant"),
     "loss.ratio": ("token", "sequence"),
@@ -73,6 +74,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     **dpo.CHOICES,
     **arm.CHOICES,
     **{f"{role}.endpoint.length_field": ("max_tokens", "max_completion_tokens") for role in ENDPOINTS},
+    **dynamic.CHOICES,
 }
 
 for _key in [key for key in CHOICES if key.startswith("judge.")]:
@@ -174,6 +176,7 @@ RANGES: dict[str, tuple[float, float]] = {
                 "control.verdict_like",
             ),
             *("control.repeated_ngrams", "control.part_share", "control.judge_agreement"),
+            *("control.score_gap", "control.surface_items"),
         ),
         (0, 1),
     ),
@@ -181,6 +184,7 @@ RANGES: dict[str, tuple[float, float]] = {
     **dpo.RANGES,
     **dict.fromkeys(("warmup.epochs", "warmup.warmup_steps", "warmup.heldout"), (0, math.inf)),
     "warmup.eval_every": (1, math.inf),
+    **dynamic.RANGES,
     **arm.RANGES,
     **{f"{role}.endpoint.concurrency": (1, 1024) for role in ENDPOINTS},
     **{f"{role}.endpoint.retries": (0, 100) for role in ENDPOINTS},
@@ -199,7 +203,7 @@ def validate(cfg: Experiment) -> None:
     """UserError for the first thing that is wrong; it names the keys and a value that would serve."""
     check_values(cfg)
     checks = (_check_names, _check_roles, _check_remote, _check_rubric, _check_learn, _check_lengths, _check_pairs, _check_guided)
-    modes = (check_reward, check_rlcer, dpo.check_dpo, check_warmup, arm.check_arm)
+    modes = (check_reward, check_rlcer, dpo.check_dpo, check_warmup, arm.check_arm, check_dynamic)
     extra = (_check_panel, _check_policies, *modes, check_critic, check_control, check_lora)
     for check in (*checks, _check_judge, *extra, _check_run):
         check(cfg)
@@ -362,6 +366,8 @@ def used_samplings(cfg: Experiment) -> Iterator[tuple[str, Sampling, bool]]:
         writes = cfg.judge.protocol in WRITING or (cfg.judge.pairs == "pairwise" and cfg.judge.protocol != "oracle")
         if writes and not api_model(cfg.judge.source):
             yield "judge.sampling", cfg.judge.sampling, False
+    if mode == "dynamic":
+        yield "rubric_sampling", cfg.rubric_sampling, cfg.dynamic.static_from != 1
     if mode == "rlcer":
         yield "rubric_sampling", cfg.rubric_sampling, order == "alternate"
         if cfg.judge.protocol in WRITING and not api_model(cfg.judge.source):
@@ -385,6 +391,7 @@ def trains_generator(cfg: Experiment) -> bool:
 def generator_learns(cfg: Experiment) -> bool:
     """Does anything train the generator's weights: rubric updates, or a warm-up on rubrics?"""
     evolving = cfg.schedule.mode == "rlcer" and cfg.schedule.order == "alternate"
+    evolving |= cfg.schedule.mode == "dynamic" and cfg.dynamic.static_from != 1
     return trains_generator(cfg) or evolving or cfg.warmup.on or arm.trains_lists(cfg)
 
 

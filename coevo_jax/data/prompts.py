@@ -31,7 +31,13 @@ BUNDLED = {
         "tiny_rubrics": HERE / "tiny_rubrics.jsonl",  # with a column 'rubric', for rubric.source=data
     },
     "pairs": {"tiny": HERE / "tiny_pairs.jsonl", "demo": HERE / "demo_pairs.jsonl"},
-    "chat": {"demo": HERE / "warmup" / "rubrics.jsonl", "tiny": HERE / "warmup" / "tiny.jsonl"},
+    "rankings": {"labelled": HERE / "labelled_rankings.jsonl", "tiny": HERE / "tiny_rankings.jsonl"},
+    "chat": {
+        "demo": HERE / "warmup" / "rubrics.jsonl",
+        "tiny": HERE / "warmup" / "tiny.jsonl",
+        "dynamic": HERE / "warmup" / "dynamic.jsonl",
+        "tiny_dynamic": HERE / "warmup" / "tiny_dynamic.jsonl",
+    },
 }
 # By kind of record, our columns that a file may call otherwise.
 NAMES = {

@@ -251,7 +251,12 @@ def pair_record(row: Row, columns: Columns, place: str) -> Row:
 
 
 def ranking_record(row: Row, columns: Columns, place: str) -> Row:
-    """A Ranking from answers and scores (higher is better) or ranks (1 is best)."""
+    """A Ranking from answers and scores (higher is better) or ranks (1 is best); or from `responses`, objects {text, score}, of
+    which empty ones (a model that said nothing) are left out."""
+    if "answers" not in columns and "answers" not in row and isinstance(row.get("responses"), list):
+        objects = [one for one in row["responses"] if not isinstance(one, dict) or one.get("text") != ""]
+        objects = [one if isinstance(one, dict) else {} for one in objects]
+        row = row | {"answers": [one.get("text") for one in objects], "scores": [one.get("score") for one in objects]}
     prompt = text(take(row, "prompt", columns, place), columns.get("prompt", "prompt"), place)
     value = take(row, "answers", columns, place)
     if not isinstance(value, list) or len(value) < 2:
@@ -272,12 +277,13 @@ def _is_number(value: Any) -> bool:
 
 
 def chat_record(row: Row, columns: Columns, place: str) -> Row:
-    """A Chat, or a rubric example {question, rubric}, which the warm-up renders with the deployed prompt."""
+    """A Chat, or a rubric example {question, rubric} (and `candidates`), which the warm-up renders with the deployed prompt."""
     if "messages" not in columns and "messages" not in row and "rubric" in row:
         rubric = row["rubric"]
         if not isinstance(rubric, dict) or not rubric:
             raise UserError(f"rubric is {_kind(rubric)}", where=place, expected="an object with criteria")
-        return {"question": text(take(row, "question", columns, place), "question", place), "rubric": rubric}
+        record = {"question": text(take(row, "question", columns, place), "question", place), "rubric": rubric}
+        return record | _candidates(row, place)
     column = columns.get("messages", "messages" if "messages" in row or "conversations" not in row else "conversations")
     turns = messages(take(row, column, {}, place), column, place)
     if not any(turn["role"] == "assistant" for turn in turns):
@@ -285,6 +291,16 @@ def chat_record(row: Row, columns: Columns, place: str) -> Row:
     if next(turn["role"] for turn in turns if turn["role"] != "system") != "user":
         raise UserError(f"{column} begins with the assistant", where=place, expected="a user turn first")
     return {"messages": turns}
+
+
+def _candidates(row: Row, place: str) -> Row:
+    """{candidates: answers that the writer of the rubric sees}, where the row has some."""
+    if (value := row.get("candidates")) is None:
+        return {}
+    if not isinstance(value, list) or len(value) < 2:
+        kind = f"a list of {len(value)}" if isinstance(value, list) else _kind(value)
+        raise UserError(f"candidates is {kind}", where=place, expected="a list of at least two texts")
+    return {"candidates": [text(one, f"candidates[{number}]", place) for number, one in enumerate(value, 1)]}
 
 
 KINDS: dict[str, Callable[[Row, Columns, str], Row]] = {

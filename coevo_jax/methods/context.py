@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -20,6 +20,7 @@ from coevo_jax.methods.store import SlotStore
 from coevo_jax.preference.buffer import ReplayBuffer
 from coevo_jax.rubrics.endpoint import EndpointWriter
 from coevo_jax.sampler import Completion, Engine, Request
+from coevo_jax.text.candidates import generator_messages
 from coevo_jax.text.chat import ChatTokenizer
 from coevo_jax.text.parse import strip_reasoning
 from coevo_jax.text.prompts import render_prompt
@@ -159,6 +160,11 @@ class Context:
     def rubric_prompt(self, question: str, *, training: bool = False) -> list[int]:
         name = self.cfg.compat.train_rubric_prompt if training else ""
         messages = render_prompt(name or self.cfg.rubric.prompt, question=question)
+        return self.voices["rubric"].tokenizer.render_messages(messages, thinking=self.cfg.generator.thinking)
+
+    def set_prompt(self, question: str, candidates: Sequence[str]) -> list[int]:
+        """The prompt of DynamicRubric's generator, candidates in the order shown."""
+        messages = generator_messages(self.cfg.dynamic.template, question, candidates)
         return self.voices["rubric"].tokenizer.render_messages(messages, thinking=self.cfg.generator.thinking)
 
     def inference_prompt(self, answer: str, role: str = "policy") -> list[int]:

@@ -19,23 +19,26 @@ from coevo_jax.methods.stage import Batch, Step
 from coevo_jax.records.facts import Facts
 
 Maker = Callable[[list[int], int], list[Group]]  # (slots, attempt) -> the groups that could be made, at most one a slot
+Weigh = Callable[[Context, list[Group]], Advantages]
 
 
-def collect(ctx: Context, slots: Iterable[int], make: Maker) -> tuple[list[Group], Advantages]:
+def collect(ctx: Context, slots: Iterable[int], make: Maker, weigh: Weigh | None = None) -> tuple[list[Group], Advantages]:
     """Make a group for each slot; slots whose group is missing or dropped draw again, up to advantage.max_resample times.
 
-    Every group made is returned (metrics count them all); `Advantages.keep` says which samples train.
+    Every group made is returned (metrics count them all); `Advantages.keep` says which samples train. weigh: where advantages
+    are made of more than one reward (None: advantages_of).
     """
+    weigh = weigh or advantages_of
     groups: list[Group] = []
     pending = list(slots)
     for attempt in range(1 + ctx.cfg.advantage.max_resample):
         made = make(pending, attempt)
         groups += made
-        kept = _kept_slots(ctx, made)
+        kept = _kept_slots(ctx, made, weigh)
         pending = [slot for slot in pending if slot not in kept]
         if not pending:
             break
-    return groups, advantages_of(ctx, groups)
+    return groups, weigh(ctx, groups)
 
 
 def advantages_of(ctx: Context, groups: list[Group]) -> Advantages:
@@ -58,8 +61,8 @@ def _fill_failed(ids: np.ndarray, rewards: np.ndarray, valid: np.ndarray) -> tup
     return filled, np.ones_like(valid)
 
 
-def _kept_slots(ctx: Context, groups: list[Group]) -> set[int]:
-    keep = advantages_of(ctx, groups).keep if groups else np.zeros(0, bool)
+def _kept_slots(ctx: Context, groups: list[Group], weigh: Weigh) -> set[int]:
+    keep = weigh(ctx, groups).keep if groups else np.zeros(0, bool)
     owners = [g.slot for g in groups for _ in g.members]
     return {slot for slot, kept in zip(owners, keep) if kept}
 

@@ -74,10 +74,11 @@ def length(ctx: Context, record: dict[str, Any]) -> int:
 
 
 def _encode(ctx: Context, record: dict[str, Any]) -> tuple[list[int], np.ndarray]:
-    """A record of chat data ({messages}) or of rubric examples ({question, rubric}), as prompt and completion ids."""
+    """A record of chat data ({messages}) or of rubric examples ({question, rubric}, perhaps with candidates), as ids."""
     if "rubric" in record:
         text = json.dumps(record["rubric"], ensure_ascii=False)
-        prompt = ctx.rubric_prompt(record["question"], training=True)
+        shown = record.get("candidates")
+        prompt = ctx.set_prompt(record["question"], shown) if shown else ctx.rubric_prompt(record["question"], training=True)
         return prompt, assistant_turn(ctx.voices["rubric"].tokenizer, text)
     messages = record["messages"]
     system = messages[0]["content"] if messages[0]["role"] == "system" else ctx.cfg.policy.system_prompt

@@ -35,7 +35,8 @@ from coevo_jax.models.spec import ModelSpec, spec_from_hf, spec_to_hf
 
 TINY = pathlib.Path(__file__).parent.parent / "judges" / "tiny_world" / "model"
 TINY_ARM = TINY.with_name("model_arm")  # writes numbered lists and judges pairs (benchmarks/train_tiny_arm.py)
-NAMED = ("smollm2", "tiny", "tiny_arm")
+TINY_DYNAMIC = TINY.with_name("dynamic")  # reads answers and writes weighted items (benchmarks/train_tiny_dynamic.py)
+NAMED = ("smollm2", "tiny", "tiny_arm", "tiny_dynamic")
 TOKENIZER_VERSION = 1  # of the files made from a GGUF; a change makes them again
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -151,7 +152,8 @@ def write_config(spec: ModelSpec, tokenizer_folder: pathlib.Path, dtype: Any, fo
 def _resolve(source: str) -> pathlib.Path:
     if source == "smollm2":
         return smollm2.fetch()
-    path = {"tiny": TINY, "tiny_arm": TINY_ARM}.get(source) or pathlib.Path(source).expanduser()
+    named = {"tiny": TINY, "tiny_arm": TINY_ARM, "tiny_dynamic": TINY_DYNAMIC}
+    path = named.get(source) or pathlib.Path(source).expanduser()
     if not path.exists():
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         close = nearest(path.name, siblings)

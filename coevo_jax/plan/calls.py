@@ -6,6 +6,7 @@ import dataclasses
 
 from coevo_jax.config import Experiment, JudgeConfig, api_model
 from coevo_jax.config.validate import trains_generator
+from coevo_jax.plan import dynamic
 from coevo_jax.plan.cast import HELDOUT, Slice, timed_judges
 
 PER_CRITERION = ("rar_explicit",)  # judge protocols that write an answer for each criterion
@@ -29,6 +30,8 @@ class Call:
 
 def has_steps(cfg: Experiment) -> tuple[bool, bool]:
     """Are there policy steps, and rubric steps of their own?"""
+    if cfg.schedule.mode == "dynamic":
+        return dynamic.has_steps(cfg)
     return cfg.schedule.mode != "evolm" or cfg.schedule.order != "generator_only", trains_generator(cfg)
 
 
@@ -42,6 +45,8 @@ def calls(s: Slice, criteria: float = 5) -> list[Call]:
         return [Call("answer", "policy", (P * G, 0), (P, 0))]
     if mode == "iterated_dpo":
         return _labelling(s, criteria)
+    if mode == "dynamic":
+        return [Call(kind, role, *both) for kind, role, *both in dynamic.calls(s)]
     found = _rlcer(s, P, G) if mode == "rlcer" else _evolm(s, P, G)
     found += _verdicts(s, criteria, (P * G * G, 0) if mode == "rlcer" else (P * G, 2 * P * G))
     return [call for call in found if any(call.counts)]

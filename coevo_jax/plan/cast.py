@@ -19,7 +19,7 @@ from coevo_jax.models.load import critic_source
 from coevo_jax.models.spec import ModelSpec
 from coevo_jax.sampler.engine import Engine
 
-JUDGED = ("evolm", "rlcer", "iterated_dpo")  # modes with a judge
+JUDGED = ("evolm", "rlcer", "iterated_dpo", "dynamic")  # modes with a judge
 PLANNED = (*JUDGED, "verifiable", "reward", "dpo")
 MODEL_FREE = ("oracle", "random")  # judge protocols
 HELDOUT = "heldout_judge"

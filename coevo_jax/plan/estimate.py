@@ -109,7 +109,7 @@ def decode_seconds(s: Slice, work: Workload) -> float:
     for call in calls(s, work.criteria):
         (spec, engine), tensor = s.player(call.role), s.mesh.shape["tensor"]
         classes = tuple((n // hosts, size) for n, size in engine.classes)
-        if not (count := call.counts[not has_steps(s.cfg)[0]]):
+        if not (count := call.counts[not has_steps(s.cfg)[0]]) or call.kind == "judgement":  # which decodes nothing
             continue
         lengths = text_lengths(s, work, call.kind, count, call.role)
         drain = drain_of(classes, lengths, -(-count // hosts), engine.cfg.steps_per_dispatch, engine.cfg.read_lag)

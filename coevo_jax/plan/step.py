@@ -20,6 +20,7 @@ from coevo_jax.learn.packing import first_fit
 from coevo_jax.learn.update import rows_devices
 from coevo_jax.mesh import mesh_axes
 from coevo_jax.models.attention import related_blocks, splash_block
+from coevo_jax.plan import dynamic
 from coevo_jax.plan.calls import Call, calls, has_steps
 from coevo_jax.plan.cast import Slice
 from coevo_jax.plan.compiled import Compiled, Program
@@ -96,6 +97,8 @@ class Step:
 def text_lengths(s: Slice, work: Workload, kind: str, count: int, judge: str = "judge") -> Lengths:
     """Prompts and completions of `count` texts of a kind: answer, rubric, question or verdict (of the judge of that name)."""
     cfg = s.cfg
+    if kind in ("judgement", "items"):
+        return dynamic.judged(cfg, work.seed, count, work.question, work.answer, TEMPLATE, kind == "items")
     seat = s.judges[judge].cfg if judge in s.judges else cfg.judge
     most, new = {
         "answer": (cfg.sampler.max_prompt, cfg.answer.max_new_tokens),
@@ -109,6 +112,8 @@ def text_lengths(s: Slice, work: Workload, kind: str, count: int, judge: str = "
         "question": work.answer + TEMPLATE,
         "verdict": work.question + TEMPLATE + work.answer + (work.rubric if cfg.rubric.source != "none" else 0),
     }[kind]
+    if cfg.schedule.mode == "dynamic" and kind == "rubric":
+        prompt = dynamic.rubric_prompt(cfg, work.question, work.answer, TEMPLATE)
     return lognormal_lengths(count, work.seed, most, new, getattr(work, kind), prompt)
 
 
@@ -246,7 +251,8 @@ def _sample(s: Slice, compiled: dict[str, Program], call: Call, work: Workload, 
     for i, (count, prompts) in enumerate(zip(call.counts, call.prompts)):
         if not count:
             continue
-        lengths = text_lengths(s, work, call.kind, count, call.role)
+        kind = "items" if call.kind == "judgement" and i else call.kind  # of all rubrics of a prompt
+        lengths = text_lengths(s, work, kind, count, call.role)
         out["tokens"][i] = float(lengths.completions.sum())
         if prefill is not None:
             hosts = math.prod(s.mesh.shape[axis] for axis in ("data", "fsdp"))
@@ -313,7 +319,8 @@ def trained_rows(s: Slice, work: Workload) -> tuple[Rows, Rows]:
     count = 2 * s.cfg.reward.pairs if s.cfg.schedule.mode == "reward" else s.cfg.schedule.prompts * s.cfg.schedule.group
     count = 2 * s.cfg.dpo.pairs if on_pairs(s.cfg) else count
     answers = packed_rows(s, text_lengths(s, work, "answer", count))
-    return answers, packed_rows(s, text_lengths(s, work, "rubric", count)) if s.samples else answers
+    rubrics = dynamic.counts(s.cfg)["rubric"][1] if s.cfg.schedule.mode == "dynamic" else count
+    return answers, packed_rows(s, text_lengths(s, work, "rubric", rubrics)) if s.samples else answers
 
 
 def in_steps(s: Slice, role: str, seconds: tuple[float, float]) -> tuple[float, float]:
@@ -332,4 +339,6 @@ def in_steps(s: Slice, role: str, seconds: tuple[float, float]) -> tuple[float, 
 def chip_hours(s: Slice, step: Step) -> float:
     """Of the config's run: its cycles of policy and rubric updates. Evaluation, checkpoints and dropped groups are left out."""
     policy, rubric = step.seconds
+    if s.cfg.schedule.mode == "dynamic":
+        return sum(n * seconds for n, seconds in zip(dynamic.updates(s.cfg), step.seconds)) * s.chips / 3600
     return s.cfg.schedule.cycles * s.cfg.schedule.k * (policy * len(policy_names(s.cfg)) + rubric) * s.chips / 3600

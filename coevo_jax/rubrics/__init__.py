@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coevo_jax.config import RubricConfig
 from coevo_jax.errors import UserError, nearest
-from coevo_jax.rubrics import json_criteria, numbered_list, rar, rlcer
+from coevo_jax.rubrics import json_criteria, numbered_list, rar, rlcer, weighted_items
 from coevo_jax.rubrics.json_criteria import Criterion, Rubric, format_reward, numbered, render_rubric, rubric_stats
 from coevo_jax.text.parse import Parsed
 
@@ -12,6 +12,7 @@ SCHEMAS = {
     "json_criteria": json_criteria.parse_rubric,
     "rar": rar.parse_rubric,
     "points": rlcer.parse_rubric,
+    "weighted_items": weighted_items.parse_rubric,
     "numbered_rules": numbered_list.parse_rubric,
 }
 
