@@ -45,7 +45,7 @@ from _sampler import (
 )
 
 from coevo_jax.config import JudgeConfig, SamplerConfig
-from coevo_jax.config.validate import CHOICES
+from coevo_jax.config.limits import CHOICES
 from coevo_jax.judges import JudgeItem, make_judge
 from coevo_jax.models.forward import forward, unembed
 from coevo_jax.models.quantize import quantize_params, weight_bytes

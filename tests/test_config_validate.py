@@ -9,8 +9,9 @@ import pytest
 
 import coevo_jax.config
 from coevo_jax.config import Experiment
+from coevo_jax.config.limits import CHOICES, RANGES
 from coevo_jax.config.override import apply_overrides, key_types
-from coevo_jax.config.validate import CHOICES, RANGES, compat_warnings, validate
+from coevo_jax.config.validate import compat_warnings, validate
 from coevo_jax.errors import UserError
 
 
