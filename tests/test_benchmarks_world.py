@@ -13,6 +13,7 @@ from train_support import REPO
 
 sys.path.insert(0, str(REPO / "benchmarks"))
 
+import _world
 import world_study
 from _world import (
     Scorer,
@@ -37,7 +38,7 @@ from _world_report import measure, over_seeds, put_tables, right, runs_of, table
 from _world_runs import cycle_ends, load_texts, run_members, save_texts
 
 from coevo_jax.config import DataConfig, RubricConfig
-from coevo_jax.data import read_prompts
+from coevo_jax.data import read_pairs, read_prompts
 from coevo_jax.judges.base import JudgeItem
 from coevo_jax.judges.world import WORDS, OracleJudge, true_quality
 from coevo_jax.records.console import Console
@@ -58,10 +59,15 @@ def texts(answers: list[list[str]], rubrics: list[list[Any]]) -> Texts:
 # ----------------------------------------------------------------------------------------------------------- instruments
 
 
-def test_held_out_questions_are_no_prompts_and_always_the_same() -> None:
+def test_held_out_questions_are_no_prompts_and_always_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     found = heldout_questions(60)
     assert len(set(found)) == 60 and found[:20] == heldout_questions(20)
-    assert not set(found) & {r["prompt"] for r in read_prompts(DataConfig(prompts="tiny")).records}
+    known = [
+        read(source).records[3]["prompt"] for read, source in ((read_prompts, DataConfig(prompts="tiny")), (read_pairs, "tiny"))
+    ]
+    drawn = iter([known[0], "write words with yak", known[1], "write words with yak", "write words with owl"])
+    monkeypatch.setattr(_world, "make_question", lambda rng: (next(drawn), ""))
+    assert heldout_questions.__wrapped__(2) == ("write words with yak", "write words with owl")
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.6])
