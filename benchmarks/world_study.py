@@ -35,7 +35,7 @@ from _world_report import Results, measure, put_tables, tables  # noqa: E402
 from _world_runs import Counts, draw_texts, load_texts, run_members, save_texts  # noqa: E402
 
 from coevo_jax.assemble import System, assemble  # noqa: E402
-from coevo_jax.errors import UserError  # noqa: E402
+from coevo_jax.errors import UserError, nearest  # noqa: E402
 from coevo_jax.progress import RunConsole  # noqa: E402
 from coevo_jax.records.console import Console, duration  # noqa: E402
 from coevo_jax.records.files import write_atomic  # noqa: E402
@@ -55,8 +55,13 @@ RESULTS, FIGURE, PAGE = "world_study.json", "world_study", "world.md"
 
 
 def arms_of(what: str) -> list[str]:
-    """Names of configs, main first, each once."""
-    chosen = [arm for arms in ARMS.values() for arm in arms] if what == "all" else ARMS[what]
+    """Names of configs, main first, each once. what: 'all', or names with commas between."""
+    names = list(ARMS) if what == "all" else [name.strip() for name in what.split(",")]
+    for name in names:
+        if name not in ARMS:
+            close = nearest(name, ARMS)
+            raise UserError(f"--what={name}", where="command line", expected=f"all or some of {', '.join(ARMS)}", nearest=close)
+    chosen = [arm for name in names for arm in ARMS[name]]
     return [f"world_{arm}" for arm in dict.fromkeys(chosen)]
 
 
@@ -102,15 +107,23 @@ def training_of(member: Member) -> list[dict[str, float]]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+def measured(member: Member, counts: Counts, main: Member | None) -> dict[str, Any]:
+    """A run's numbers, kept beside its texts. main: the main arm's run of its seed, where it is part of the study."""
+    own = text_path(member, counts)
+    path = own.with_name(f"{own.stem}_measured{'' if main else '_alone'}.json")
+    if not path.exists():
+        noise, others = member.cfg.judge.oracle_noise, load_texts(text_path(main, counts)) if main else None
+        found = measure(load_texts(own), training_of(member), noise, member.seed, others)
+        write_atomic(path, json.dumps({"arm": member.group} | found))
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
 def results_of(members: Sequence[Member], counts: Counts, console: Console) -> Results:
     """Every run's numbers."""
-    texts = {member.name: load_texts(text_path(member, counts)) for member in members}
+    mains = {member.seed: member for member in members if member.group == "world_main"}
     runs: dict[str, Any] = {}
     for member in members:
-        main = texts.get(f"world_main_seed{member.seed}")
-        training = training_of(member)
-        found = measure(texts[member.name], training, member.cfg.judge.oracle_noise, member.seed, main)
-        runs[member.name] = {"arm": member.group} | found
+        runs[member.name] = measured(member, counts, mains.get(member.seed))
         console.line(f"measured {len(runs)}/{len(members)}: {member.name}")
     return {"questions": counts.questions, "answers": counts.answers, "rubrics": counts.rubrics, "runs": runs}
 
@@ -175,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--workdir", default="runs/world")
     parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--what", choices=("all", *ARMS), default="all")
+    parser.add_argument("--what", default="all", help=f"all, or some of {', '.join(ARMS)}, with commas between")
     parser.add_argument("--parallel", type=int, default=2, help="runs at a time; a run keeps about one core busy")
     parser.add_argument("--questions", type=int, default=Counts.questions, help="held-out questions")
     parser.add_argument("--answers", type=int, default=Counts.answers, help="answers a question and cycle; even")

@@ -262,7 +262,8 @@ def test_every_arm_has_a_config_and_differs_from_main_by_what_it_is_named_for() 
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
-        (["--seeds=1,x"], "--seeds"), (["--seeds=1,1"], "--seeds"), (["--answers=3"], "--answers"),
+        (["--seeds=1,x"], "--seeds"), (["--seeds=1,1"], "--seeds"), (["--what=rewards"], "nearest:  reward"),
+        (["--answers=3"], "--answers"),
         (["--parallel=0"], "--parallel"),
         (["--what=coevolution", "--cycles=3"], "--cycles"), (["--gather", "--results=none.json"], "none.json"),
         (["--config.schedule.cycle=2"], "schedule.cycle"),
