@@ -57,6 +57,8 @@ def _draw(panel: Any, runs: Sequence[Run], values: Values, label: str, first: in
 
 def _titled(panel: Any, title: str, x: str, y: str, bottom: float | None = 0.0, top: float | None = None) -> None:
     panel.set_title(title, fontsize=9)
+    if x == "cycle":
+        panel.xaxis.get_major_locator().set_params(integer=True)
     panel.set_xlabel(x, fontsize=7)
     panel.set_ylabel(y, fontsize=7)
     panel.set_ylim(bottom, top)

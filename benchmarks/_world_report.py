@@ -201,7 +201,10 @@ def _frozen(results: Results) -> str:
         return ""
     sets = [("the co-evolved policy", main, "own", "frozen on own")]
     sets += [("the policy under the frozen generator", frozen, "main on own", "own")] if frozen else []
-    sets += [(f"the co-evolved policy, {age} cycles apart", main, f"aged {age}", f"frozen on aged {age}") for age in AGES]
+    sets += [
+        (f"the co-evolved policy, {age} cycle{'s' * (age > 1)} apart", main, f"aged {age}", f"frozen on aged {age}")
+        for age in AGES
+    ]
     for words, runs, moving, still in sets:
         for kind in KINDS:
             first, last, other = right(still, kind, 1), right(still, kind), right(moving, kind)
