@@ -44,7 +44,7 @@ $(VENV)/.installed-all: setup.py $(VENV)/.installed
 
 docs: $(VENV)/.installed  ## the site, into build/site; a warning is an error
 	$(PY) -m pip install --quiet --disable-pip-version-check -e '.[docs]'
-	$(PY) -m mkdocs build --quiet
+	$(PY) -m mkdocs build
 
 install-browser: $(VENV)/.installed  ## what the report's browser tests need: Chromium from Debian where root may install, and the extra
 	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; }
