@@ -128,13 +128,15 @@ def obedient(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return scripted_model.make(tmp_path_factory.mktemp("scripted") / "model")
 
 
+SEEDS = {"rlcer": 2, "rlcer_evolving": 2}  # with seed 1 no group of so few has a right and a wrong answer
+FLAT = ("judge_greedy",)  # a judge that doesn't draw gives all answers of the scripted model one score
 OBEYED = ("evolm", "rlcer")  # modes whose prompts the scripted model knows
 
 
 def run_shrunk(path: pathlib.Path, source: pathlib.Path, folder: pathlib.Path) -> tuple[Experiment, list[dict[str, Any]]]:
     """The smoke run of a config, under the paper's prompts with that model wherever 'tiny' was; its rows. Each role's trained
     something."""
-    cfg = smoke(path)
+    cfg = replace_at(smoke(path), "seed", SEEDS.get(path.stem, 1))
     if cfg.schedule.mode in OBEYED:  # other modes are small in words of their own
         for key in [k for k in key_types(cfg) if k.endswith(".source") and get_at(cfg, k) == "tiny"]:
             cfg = replace_at(cfg, key, str(source))
@@ -147,7 +149,8 @@ def run_shrunk(path: pathlib.Path, source: pathlib.Path, folder: pathlib.Path) -
         assert train(cfg, str(folder / "run"), Recorder())
     rows = read_metrics(folder / "run" / "metrics.jsonl")
     for role in {row["role"] for row in rows} if cfg.schedule.mode in (*OBEYED, "reward") else ():
-        assert any(not row.get("update/skipped") and row["grad_norm"] > 0 for row in rows if row["role"] == role), role
+        trained = any(not row.get("update/skipped") and row["grad_norm"] > 0 for row in rows if row["role"] == role)
+        assert trained or (path.stem in FLAT and role == "policy"), role
     for row in rows:
         assert row.get("judge/failure_share", 0.0) < 0.5
     return cfg, rows

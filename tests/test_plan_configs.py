@@ -27,6 +27,7 @@ from coevo_jax.plan.step import Workload, in_steps
 
 GIB = 2**30
 PATHS = sorted(p for d in ("evolm", "ablations", "baselines") for p in (REPO / "configs" / d).glob("[!_]*.py"))
+PATHS = [p for p in PATHS if not p.stem.startswith(("arm_", "rubric_arm"))]  # Rubric-ARM's: plan/arm.py, test_plan_arm.py
 RUNS = [p for p in PATHS if p.stem.startswith("transfer_") and "gpt41" not in p.stem]  # whose generator is another run's
 ALIKE = re.compile(r"(k|gap|reward|signal|panel|rar|rrd|judge)_(?!three_families|32b|gpt41$|explicit)|frozen_3_policies$")
 
