@@ -10,7 +10,7 @@ from coevo_jax.config import Experiment
 from coevo_jax.config.several import all_judges, policy_names
 from coevo_jax.data import PromptSet, SlotStream, read_pairs, read_prompts
 from coevo_jax.errors import UserError
-from coevo_jax.judges import JUDGE_PROMPTS, MODEL_FREE, pairwise
+from coevo_jax.judges import JUDGE_PROMPTS, MODEL_FREE, PAIR_PROMPTS
 from coevo_jax.learn.verifiers import check_needs, resolve_verifier
 from coevo_jax.methods import supervised
 from coevo_jax.methods.context import Context
@@ -76,7 +76,8 @@ def run_inputs(context: Context, serving: Iterable[Seat]) -> dict[str, Input]:
         for i, judge in enumerate(all_judges(cfg)):
             group = f"panel.judges.{i - 1}" if i else "judge"
             names[f"{group}.protocol"] = JUDGE_PROMPTS.get(judge.protocol, "")
-            names[f"{group}.pairs"] = pairwise.TEMPLATE if judge.pairs == "pairwise" and judge.protocol not in MODEL_FREE else ""
+            beside = PAIR_PROMPTS.get(judge.pairs, "") and (judge.pairs_prompt or PAIR_PROMPTS[judge.pairs])
+            names[f"{group}.pairs"] = beside if judge.protocol not in MODEL_FREE else ""
         names["pairs.inference_prompt"] = cfg.pairs.inference_prompt if cfg.pairs.inferred > 0 else ""
         names["pairs.conditioned_prompt"] = cfg.pairs.conditioned_prompt if cfg.pairs.conditioned > 0 else ""
     names |= MODES[cfg.schedule.mode].templates(cfg)

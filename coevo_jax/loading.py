@@ -169,7 +169,7 @@ def make_endpoints(cfg: Experiment, console: RunConsole) -> dict[str, Endpoint]:
     """The roles that another machine plays. Nothing is asked yet."""
 
     def asked(judge: JudgeConfig) -> str:
-        return judge.protocol + (" pairwise" if judge.pairs == "pairwise" else "")
+        return judge.protocol + (f" {judge.pairs}" if judge.pairs != "scores" else "")
 
     roles = {judge_name(i): (judge.source, judge.endpoint, asked(judge)) for i, judge in enumerate(all_judges(cfg))}
     roles[HELDOUT] = (cfg.heldout_judge.source, cfg.heldout_judge.endpoint, cfg.heldout_judge.protocol)

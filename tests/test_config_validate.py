@@ -137,6 +137,13 @@ def test_loss_and_verifier():
     validate(with_("schedule.mode=verifiable", "data.prompts=reasoning_gym:chain_sum", "schedule.verifier=reasoning_gym"))
 
 
+def test_a_comparison_goes_by_a_numbered_list():
+    wrong = refused(
+        "judge.pairs=comparison", "judge.source=tiny", "judge.protocol=criterion_logits", "judge.sampling.max_new_tokens=32"
+    )
+    assert "rubric.schema" in wrong.where and "numbered_rules" in wrong.expected
+
+
 def test_only_what_forms_a_group_must_be_random():
     validate(with_("judge.sampling.temperature=0", "question_sampling.temperature=0"))
     assert refused("rubric_sampling.temperature=0").where == "rubric_sampling.temperature"

@@ -16,6 +16,7 @@ from serve_support import BAD, GOOD, QUESTION, RUBRIC, rule_score, system_of
 
 import coevo_jax
 from coevo_jax.config import Experiment
+from coevo_jax.config.load import load_config
 from coevo_jax.config.override import to_dict
 from coevo_jax.errors import UserError
 from coevo_jax.judges.pairwise import both_orders
@@ -111,6 +112,19 @@ def test_what_a_run_says_of_its_roles(tmp_path: pathlib.Path) -> None:
     assert roles("tiny", "api:x", overrides=remote)[3] == "criterion_logits"
     assert roles(single, "api:x", overrides=remote)[3] == "json_score"
     assert roles("tiny", "smollm2", overrides=["judge.protocol=json_score"])[3] == "json_score"
+
+
+def test_a_run_of_rubric_arm_brings_its_own_judge(tmp_path: pathlib.Path) -> None:
+    cfg = load_config(str(train_support.REPO / "configs" / "tiny_arm.py"))
+    fields = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(cfg)}
+    source = _config(tmp_path / "arm", **fields)
+    found, roles = serving_settings(source)
+    judge = found.judge
+    assert (roles.generator, judge.source) == (source, f"{source}#judge")
+    assert (judge.pairs, judge.pairs_prompt, judge.protocol) == ("comparison", "world_comparison", "criterion_logits")
+    assert judge.sampling == cfg.arm.judge_sampling
+    asked, _ = serving_settings(source, "oracle")
+    assert asked.judge.pairs == "scores"
 
 
 def test_a_run_of_another_mode_serves_too(tmp_path: pathlib.Path) -> None:

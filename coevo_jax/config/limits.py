@@ -27,7 +27,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "policy.param_dtype": DTYPES,
     "generator.mode": ("single", "two"),
     "judge.protocol": (*WRITING, "criterion_logits", "scalar", "random", "oracle"),
-    "judge.pairs": ("scores", "pairwise"),
+    "judge.pairs": ("scores", "pairwise", "comparison"),
     "judge.order": ("first", "random", "both", "agree"),
     "judge.combine": ("mean", "majority", "mean_minus_variance"),
     "judge.dtype": DTYPES,

@@ -87,6 +87,7 @@ class JudgeConfig:
     samples: int = 1  # verdicts asked for an answer, each with its own noise; those that fail are left out
     # How the two answers of a pair are judged under a rubric: scores (each alone) | pairwise (side by side; docs/signals.md).
     pairs: str = "scores"
+    pairs_prompt: str = ""  # template of pairs side by side, a name or a path; '' = that of `pairs`
     order: str = "both"  # pairwise: the better answer comes first | random | both (two calls, averaged) | agree (or it is a tie)
     combine: str = "mean"  # of the samples: mean | majority (the median) | mean_minus_variance
     guided: bool = False  # json_score, json_criteria: verdicts are drawn under a grammar (extra 'guided')

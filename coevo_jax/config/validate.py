@@ -190,7 +190,7 @@ def used_samplings(cfg: Experiment) -> Iterator[tuple[str, Sampling, bool]]:
     if mode == dpo.ITERATED:
         if cfg.rubric.source == "generator" and not api_model(cfg.generator.source):
             yield "rubric_sampling", cfg.rubric_sampling, False
-        writes = cfg.judge.protocol in WRITING or (cfg.judge.pairs == "pairwise" and cfg.judge.protocol != "oracle")
+        writes = cfg.judge.protocol in WRITING or (cfg.judge.pairs != "scores" and cfg.judge.protocol != "oracle")
         if writes and not api_model(cfg.judge.source):
             yield "judge.sampling", cfg.judge.sampling, False
     if mode == "dynamic":
@@ -205,7 +205,7 @@ def used_samplings(cfg: Experiment) -> Iterator[tuple[str, Sampling, bool]]:
         if cfg.pairs.inferred > 0 and trains_generator(cfg):
             yield "question_sampling", cfg.question_sampling, False
         for i, judge in enumerate(all_judges(cfg)):
-            writes = judge.protocol in WRITING or (judge.pairs == "pairwise" and judge.protocol != "oracle")
+            writes = judge.protocol in WRITING or (judge.pairs != "scores" and judge.protocol != "oracle")
             if writes and not api_model(judge.source):
                 yield f"panel.judges.{i - 1}.sampling" if i else "judge.sampling", judge.sampling, False
 
@@ -356,15 +356,20 @@ def _check_judge(cfg: Experiment) -> None:
 def _check_pairwise(cfg: Experiment) -> None:
     judge = cfg.judge
     if judge.pairs == "scores":
+        _require(judge.pairs_prompt == "", "judge.pairs_prompt would be ignored: judge.pairs=scores asks about single answers",
+                 "judge.pairs_prompt, judge.pairs", "judge.pairs_prompt=, or judge.pairs=pairwise")  # fmt: skip
         _require(judge.order == "both", f"judge.order={judge.order} would be ignored: judge.pairs=scores has no order",
                  "judge.order, judge.pairs", "judge.order=both, or judge.pairs=pairwise")  # fmt: skip
         return
-    what = "judge.pairs=pairwise would be ignored: the run judges no pairs"
+    what = f"judge.pairs={judge.pairs} would be ignored: the run judges no pairs"
     labels = cfg.schedule.mode == dpo.ITERATED
     _require(trains_generator(cfg) or labels, what, "judge.pairs, schedule.order", "judge.pairs=scores")
     _require(not labels or judge.order == "both", f"judge.order={judge.order} would be ignored: labels need both orders",
              "judge.order, schedule.mode", "judge.order=both")  # fmt: skip
-    _require(not judge.guided, "judge.pairs=pairwise has no grammar", "judge.pairs, judge.guided", "judge.guided=false")
+    _require(judge.pairs != "comparison" or cfg.rubric.schema == "numbered_rules",
+             f"judge.pairs=comparison goes by a numbered list, and rubric.schema={cfg.rubric.schema}",
+             "judge.pairs, rubric.schema", "rubric.schema=numbered_rules, or judge.pairs=pairwise")  # fmt: skip
+    _require(not judge.guided, f"judge.pairs={judge.pairs} has no grammar", "judge.pairs, judge.guided", "judge.guided=false")
 
 
 def _check_guided(cfg: Experiment) -> None:

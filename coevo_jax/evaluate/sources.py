@@ -210,7 +210,7 @@ def _prefixed(group: str, settings: tuple[str, ...]) -> tuple[str, ...]:
 
 def _check_judge(judge: JudgeConfig, text: str) -> None:
     scalar = judge.protocol in RUBRIC_FREE
-    if judge.pairs == "pairwise" and scalar:
+    if judge.pairs != "scores" and scalar:
         raise UserError(f"judge.protocol={judge.protocol} can't judge pairs side by side", where=f"--judge={text}",
                         expected="pairs=scores, or another protocol")  # fmt: skip
     if not judge.source:

@@ -200,4 +200,4 @@ def pair_template(judge: Any) -> str:
 
 def reads_rubric(cfg: JudgeConfig) -> bool:
     """Does the judge read a rubric? Side by side it always does."""
-    return cfg.pairs == "pairwise" or cfg.protocol not in RUBRIC_FREE
+    return cfg.pairs != "scores" or cfg.protocol not in RUBRIC_FREE

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from coevo_jax.config import JudgeConfig
 from coevo_jax.errors import UserError, nearest
-from coevo_jax.judges import criterion_logits, json_criteria, json_score, likert, pairwise, points, rar_explicit
+from coevo_jax.judges import comparison, criterion_logits, json_criteria, json_score, likert, pairwise, points, rar_explicit
 from coevo_jax.judges.aggregate import weighted_mean
 from coevo_jax.judges.base import MAX_ATTEMPTS, Instrument, Judge, JudgeItem
 from coevo_jax.judges.coin import CoinJudge
@@ -51,6 +51,11 @@ JUDGE_PROMPTS = {
 }
 
 
+# judge.pairs -> the form in which both answers of a pair are judged at once, and its template.
+PAIR_JUDGES = {"pairwise": pairwise, "comparison": comparison}
+PAIR_PROMPTS = {name: form.TEMPLATE for name, form in PAIR_JUDGES.items()}
+
+
 def make_judge(
     cfg: JudgeConfig, engine: Engine | None, params: Any, tokenizer: ChatTokenizer | None, seed: int,
     endpoint: Endpoint | None = None,
@@ -90,11 +95,12 @@ def make_pair_judge(
     if endpoint is not None:
         from coevo_jax.judges.endpoint import EndpointWritingJudge
 
-        writes = EndpointWritingJudge("pairwise", endpoint, cfg, pairwise.slots, pairwise.TEMPLATE, pairwise.read)
-        return _sampled(writes, cfg)
+        form = PAIR_JUDGES[cfg.pairs]
+        template = cfg.pairs_prompt or form.TEMPLATE
+        return _sampled(EndpointWritingJudge(cfg.pairs, endpoint, cfg, form.slots, template, form.read_verdict), cfg)
     if engine is None or tokenizer is None:
         raise ValueError("a judge of pairs needs a model")
-    return _sampled(pairwise.make(Instrument(cfg, engine, params, tokenizer)), cfg)
+    return _sampled(PAIR_JUDGES[cfg.pairs].make(Instrument(cfg, engine, params, tokenizer)), cfg)
 
 
 def _sampled(judge: Judge, cfg: JudgeConfig) -> Judge:
@@ -106,6 +112,7 @@ __all__ = [
     "JUDGES",
     "JUDGE_PROMPTS",
     "MODEL_FREE",
+    "PAIR_PROMPTS",
     "SCALAR",
     "Judge",
     "JudgeItem",

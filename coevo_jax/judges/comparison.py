@@ -148,7 +148,7 @@ def explains(text: str, criterion: str) -> bool:
 # ------------------------------------------------------------------------------------------------- prompt and example
 
 
-def prompt_slots(item: JudgeItem) -> dict[str, str]:
+def slots(item: JudgeItem) -> dict[str, str]:
     """What the prompt shows: item.answer sits in slot A, item.other in slot B."""
     rubric = numbered_list.render(item.rubric)
     return {"question": item.question, "answer_a": item.answer, "answer_b": item.other, "rubric": rubric}
@@ -156,8 +156,12 @@ def prompt_slots(item: JudgeItem) -> dict[str, str]:
 
 def make(instrument: Instrument) -> WritingJudge:
     """A frozen model that judges pairs in this form, such as the judge of a finished run."""
-    verdict = lambda text, item, cut, opened: read(text, item.rubric, cut, opened).verdict()  # noqa: E731
-    return WritingJudge("comparison", instrument, prompt_slots, TEMPLATE, verdict)
+    return WritingJudge("comparison", instrument, slots, instrument.cfg.pairs_prompt or TEMPLATE, read_verdict)
+
+
+def read_verdict(text: str, item: JudgeItem, truncated: bool, opened: bool) -> Verdict:
+    """Who wins: 1 where the answer in slot A does, 0 where that in B does."""
+    return read(text, item.rubric, truncated, opened).verdict()
 
 
 def write(rubric: Rubric, gate: int, said: Mapping[str, Sequence[str]], checked: Mapping[str, str], why: str, winner: str) -> str:

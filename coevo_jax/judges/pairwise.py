@@ -67,9 +67,12 @@ def read(text: str, item: JudgeItem, truncated: bool, opened: bool) -> Verdict:
     return Verdict(found.status, None if found.value is None else SCORES[found.value], text, (), None, found.detail)
 
 
+read_verdict = read
+
+
 def make(instrument: Instrument) -> WritingJudge:
     """A judge of pairs over a model: it is asked under the same settings as the judge of single answers."""
-    return WritingJudge("pairwise", instrument, slots, TEMPLATE, read)
+    return WritingJudge("pairwise", instrument, slots, instrument.cfg.pairs_prompt or TEMPLATE, read)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -40,7 +40,7 @@ def pair_item(question: str, rubric: Rubric, better: str, worse: str, slot: str,
 
 def prompt(ctx: Context, item: JudgeItem) -> list[int]:
     """The judge's prompt: one function for its training and its use."""
-    messages = render_prompt(ctx.cfg.arm.judge_prompt, **comparison.prompt_slots(item))
+    messages = render_prompt(ctx.cfg.arm.judge_prompt, **comparison.slots(item))
     return ctx.voices[ROLE].tokenizer.render_messages(messages, thinking=False)
 
 

@@ -120,7 +120,7 @@ def streams(cfg: Experiment, tokenizer: ChatTokenizer, count: Callable[[str], in
 
     def length(record: dict[str, Any]) -> int:
         item = JudgeItem(record["prompt"], Rubric(()), record["chosen"], 0, other=record["rejected"])
-        messages = render_prompt(settings.judge_prompt, **comparison.prompt_slots(item))
+        messages = render_prompt(settings.judge_prompt, **comparison.slots(item))
         return len(tokenizer.render_messages(messages, thinking=False))
 
     where = f"data.pairs={cfg.data.pairs}"

@@ -120,7 +120,7 @@ def _asked(cfg: Experiment, judge: JudgeConfig, criteria: float, heldout: bool, 
     answers, pairs = counts
     if heldout:  # some answers of each group, now and then
         answers, pairs = round(cfg.schedule.prompts * cfg.control.heldout_answers / cfg.control.heldout_every), 0
-    if judge.pairs == "pairwise" and judge.order == "random":  # one call a pair, in place of one an answer
+    if judge.pairs != "scores" and judge.order == "random":  # one call a pair, in place of one an answer
         pairs //= 2
     times = judge.samples * (criteria if judge.protocol in PER_CRITERION else 1)
     return round(answers * times), round(pairs * times)

@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Iterable
 from typing import Any
 
-from coevo_jax.config import Experiment, ModelConfig, PanelConfig, api_model
+from coevo_jax.config import Experiment, JudgeConfig, ModelConfig, PanelConfig, api_model, arm
 from coevo_jax.config.check_modes import RUBRIC_FREE
 from coevo_jax.config.endpoints import check_endpoint
 from coevo_jax.config.load import load_config
@@ -160,6 +160,7 @@ def _with_judge(cfg: Experiment, judge: str | None, base: _Base | None) -> Exper
     own = cfg.judge
     if judge is None:
         source = base.judge() if base else ""
+        own = _trained_judge(own, base) if base else own
         return replace_at(
             cfg, "judge", dataclasses.replace(own, source=source, sha256=own.sha256 if source == own.source else "")
         )
@@ -173,12 +174,22 @@ def _with_judge(cfg: Experiment, judge: str | None, base: _Base | None) -> Exper
     return replace_at(cfg, "judge", dataclasses.replace(own, source=judge, protocol=protocol, sha256=""))
 
 
+def _trained_judge(own: JudgeConfig, base: _Base) -> JudgeConfig:
+    """Rubric-ARM's own judge: it was trained to compare two answers, in its form and at its temperature."""
+    if base.cfg.schedule.mode != arm.MODE or base.cfg.arm.judge != "trained":
+        return own
+    protocol = "criterion_logits" if own.protocol in FREE else own.protocol  # what answers alone are scored by
+    return dataclasses.replace(
+        own, protocol=protocol, pairs="comparison", pairs_prompt=base.cfg.arm.judge_prompt, sampling=base.cfg.arm.judge_sampling
+    )
+
+
 def _alone(cfg: Experiment, generator: str, policy: str) -> Experiment:
     """The settings without what only training has: a panel, further policies, pairs."""
     judge = cfg.judge
     if side_by_side(cfg):
-        judge = dataclasses.replace(judge, pairs="pairwise")
-    elif judge.pairs == "pairwise":
+        judge = judge if judge.pairs == "comparison" else dataclasses.replace(judge, pairs="pairwise")
+    elif judge.pairs != "scores":
         judge = dataclasses.replace(judge, pairs="scores")
     model = cfg.policy if cfg.policy.source == policy else dataclasses.replace(cfg.policy, source=policy, sha256="")
     author = dataclasses.replace(cfg.generator, source=generator)
