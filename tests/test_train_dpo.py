@@ -149,6 +149,7 @@ def questions(tmp_path_factory) -> str:
     return f"data.prompts={path}"
 
 
+@pytest.mark.slow
 def test_iterations_label_and_train_and_go_on_after_a_kill(tmp_path: pathlib.Path, questions: str) -> None:
     cfg = (*ITERATED, questions)
     whole = run(tmp_path / "whole", *cfg)

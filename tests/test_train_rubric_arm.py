@@ -84,6 +84,7 @@ def assert_same(resumed: Run, whole: Run) -> None:
     assert same_bits(jax.device_get(resumed.system.states), jax.device_get(whole.system.states))
 
 
+@pytest.mark.slow
 def test_stopped_between_two_updates_of_the_cache(whole: Run, tmp_path: pathlib.Path) -> None:
     first = run(tmp_path / "run", cfg=arm(*SHORT), stop_after=9)
     assert not first.finished
@@ -119,6 +120,7 @@ def test_weights_of_each_role_come_out(whole: Run) -> None:
         assert same_bits(jax.device_get(model.params), whole.params[name])
 
 
+@pytest.mark.slow
 def test_a_frozen_generator_and_judge_of_another_run(whole: Run, tmp_path: pathlib.Path) -> None:
     """arm.rounds=0: the policy alone trains, on weights that have no optimizer and stay."""
     source = f"run:{whole.folder}"
@@ -146,6 +148,7 @@ def test_a_policy_by_iterated_dpo_on_the_runs_own_judge(tmp_path: pathlib.Path) 
             assert done.rows[first]["loss/preference"] == pytest.approx(0.693147, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_lr_0_changes_nothing(tmp_path: pathlib.Path) -> None:
     cfg = arm("optimizer.lr=0", "arm.rounds=1", "arm.part=8", "arm.measure=none", "arm.judge_updates=2", "schedule.k=2")
     found: list[dict[str, Any]] = []
