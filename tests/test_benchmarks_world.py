@@ -8,6 +8,7 @@ import random
 import sys
 from typing import Any
 
+import jax
 import pytest
 from train_support import REPO
 
@@ -280,7 +281,9 @@ SMALL = ("schedule.cycles=2", "schedule.k=2", "schedule.prompts=2", "schedule.gr
 @pytest.mark.slow
 def test_a_whole_study_of_tiny_counts(tmp_path: pathlib.Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every arm is run, drawn from and measured; the same command runs nothing again; another folder gives the same numbers."""
+    jax.devices()  # this process keeps its fake devices; its runs, processes of their own, have one, and so draws from one
     monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
     counts = ["--questions=6", "--answers=4", "--rubrics=2", *(f"--config.{text}" for text in SMALL)]
     words = [f"--workdir={tmp_path / 'a'}", "--seeds=1", "--parallel=2", *counts]
     assert world_study.main(words) == 0
