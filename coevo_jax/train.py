@@ -12,11 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import signal
 import threading
-from collections.abc import Iterator
 from time import perf_counter
-from types import FrameType
 from typing import Any
 
 import jax
@@ -35,6 +32,7 @@ from coevo_jax.records.metrics import MetricsWriter
 from coevo_jax.records.profile import Profile
 from coevo_jax.records.rollouts import drop_rollouts_after, write_rollouts
 from coevo_jax.records.run_folder import RunFolder, check_run, open_run
+from coevo_jax.records.stopping import stop_on_signals
 from coevo_jax.records.tensorboard import Scalars
 from coevo_jax.records.wandb_view import WandbView
 from coevo_jax.startup import check_processes
@@ -76,7 +74,7 @@ def train(cfg: Experiment, workdir: str, console: RunConsole | None = None, watc
     if first:
         check_run(workdir, to_dict(cfg))
     with contextlib.ExitStack() as stack:
-        stop = stack.enter_context(_stop_on_signals(console))
+        stop = stack.enter_context(stop_on_signals(console.note, "finishing this update, then saving"))
         with watchdog.meeting("assemble"):  # what is wrong with the config shows here, before anything is written
             system = assemble(cfg, console, watchdog=watchdog)
             evaluation = Evaluation(system)
@@ -305,25 +303,3 @@ def _restore(
     position = Position(**host["position"])
     console.note(f"resumed after update {position.updates}" + (f"; {dropped} later updates are done again" if dropped else ""))
     return position
-
-
-@contextlib.contextmanager
-def _stop_on_signals(console: RunConsole) -> Iterator[threading.Event]:
-    """Ctrl-C and SIGTERM finish the update, save and stop; a second one stops at once."""
-    stop = threading.Event()
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-        console.note(f"{signal.Signals(number).name}: finishing this update, then saving; once more to stop at once")
-
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -7,7 +7,7 @@
 
 Data: labelled pairs {prompt, chosen, rejected} of OpenRubrics' general part and demonstrations in the form of
 coevo_jax/data/arm.py. The paper's policy is Qwen2.5-7B-Instruct: --config.policy.source names it (a plan knows Qwen3 alone).
-Hardware: a v5p-32 or larger by its plan (docs/rubric_arm.md); never run on a TPU.
+Hardware: a pod slice; its plan has not been compiled yet (tpu/plan.py), so none is named; never run on a TPU.
 Expected by the paper: average of its reward benchmarks 74.8, with voting@5 76.2 (arm.votes); docs/rubric_arm.md has where this
 differs from the paper and why.
 

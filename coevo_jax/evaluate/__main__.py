@@ -136,13 +136,14 @@ def _evolution(flags: Flags) -> int:
 
 def _benchmark(flags: Flags) -> int:
     from coevo_jax.evaluate.readers import read_examples
-    from coevo_jax.evaluate.runner import choose, stop_on_signals
+    from coevo_jax.evaluate.runner import choose
+    from coevo_jax.records.stopping import stop_on_signals
 
     benchmark = benchmark_of(flags.benchmark)
     every = read_examples(flags.data, benchmark.source)
     examples = choose(every, flags.limit)
     out, console = pathlib.Path(flags.out), Console()
-    with stop_on_signals(console) as stop:
+    with stop_on_signals(console.line, "finishing this batch") as stop:
         finished = _systems(flags, benchmark, examples, len(every), out, console, stop)
     return 0 if finished else STOPPED
 

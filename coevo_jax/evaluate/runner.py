@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import pathlib
 import re
-import signal
 import threading
-from collections.abc import Iterator, Sequence
-from types import FrameType
+from collections.abc import Sequence
 
 from coevo_jax.evaluate.benchmarks import Benchmark
 from coevo_jax.evaluate.checking import System, uniform
@@ -69,25 +66,3 @@ def run(
         failures += sum(any(s is None for game in one.games for s in game) for one in judged)
         console.step(done + start + len(chosen), {"failed": failures})
     return [judged_of(rows.rows[key]) if key in rows.rows else None for key in keys]
-
-
-@contextlib.contextmanager
-def stop_on_signals(console: Console) -> Iterator[threading.Event]:
-    """Ctrl-C and SIGTERM finish the batch and write the results so far; a second one stops at once."""
-    stop = threading.Event()
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-        console.line(f"{signal.Signals(number).name}: finishing this batch; once more to stop at once")
-
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

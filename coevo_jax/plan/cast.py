@@ -17,9 +17,10 @@ from coevo_jax.mesh import ShardingRules, make_mesh, train_rules
 from coevo_jax.models.known import STOP_IDS, known_spec
 from coevo_jax.models.load import critic_source
 from coevo_jax.models.spec import ModelSpec
+from coevo_jax.modes import MODES
 from coevo_jax.sampler.engine import Engine
 
-JUDGED = ("evolm", "rlcer", "iterated_dpo", "dynamic")  # modes with a judge
+JUDGED = tuple(name for name, mode in MODES.items() if mode.judged)
 PLANNED = (*JUDGED, "verifiable", "reward", "dpo")
 MODEL_FREE = ("oracle", "random")  # judge protocols
 HELDOUT = "heldout_judge"
